@@ -1,0 +1,140 @@
+"""The resolved configuration: about ten small frozen dataclasses. Nothing is assigned after `resolve`.
+
+Every field is plain data that msgpack can carry, since the core runs in another process. What only the device can tell
+(free memory, number of blocks) is a result object, not a field here.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo.config.hf import HFConfig
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which model, and how its numbers are kept."""
+
+    model: str  # what the user typed
+    path: str  # the folder or single GGUF file on disk
+    served_model_names: list[str]
+    hf_config: HFConfig
+    architecture: str  # the name looked up in models/registry.py
+    model_impl: str  # "octavo" or "transformers"
+    dtype: str  # "float32", "bfloat16" or "float16"
+    max_model_len: int
+    seed: int
+    vocab_size: int  # rows of the output head
+    revision: str | None = None
+    trust_remote_code: bool = False
+    max_logprobs: int = 20
+    logprobs_mode: str = "raw_logprobs"
+    # Sampling defaults from generation_config.json and --override-generation-config; empty when switched off.
+    default_sampling_params: dict[str, Any] = field(default_factory=dict)
+    eos_token_ids: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """Where text becomes tokens. `path` None: no tokenizer (skip_tokenizer_init)."""
+
+    path: str | None
+    mode: str = "auto"
+    revision: str | None = None
+    trust_remote_code: bool = False
+    chat_template: str | None = None  # template text that overrides the tokenizer's
+
+
+@dataclass(frozen=True)
+class LoadConfig:
+    """How weights come in."""
+
+    load_format: str  # "safetensors", "pt", "gguf" or "dummy"
+    quantization: str | None = None
+    quantization_config: dict[str, Any] = field(default_factory=dict)  # from the checkpoint
+    download_dir: str | None = None
+    use_tqdm: bool = True
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """KV cache: block size, element type, and how many bytes it may take (a share, a number, or blocks outright)."""
+
+    block_size: int
+    kv_cache_dtype: str  # a concrete dtype name
+    memory_utilization: float
+    kv_cache_memory_bytes: int | None = None
+    num_blocks_override: int | None = None
+    enable_prefix_caching: bool = True
+    sliding_window_enabled: bool = True
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """Who runs, and how much of it in one step."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    policy: str = "fcfs"  # or "priority"
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0  # cap of one request's chunk while others wait; 0: none
+    async_scheduling: bool = False  # two steps in flight
+    stream_interval: int = 1
+    max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """Ranks. Everything is 1 until the parallel issue."""
+
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    executor: str = "uni"
+
+
+@dataclass(frozen=True)
+class DeviceConfig:
+    """The platform and its knobs."""
+
+    platform: str  # "cpu", "cuda", …
+    device: str  # torch device string, "cpu" or "cuda:0"
+    num_threads: int = 0  # CPU compute threads; 0 leaves torch's choice
+
+
+@dataclass(frozen=True)
+class CompilationConfig:
+    """Graphs and compilers. `capture_sizes` are the decode batch sizes to capture, in order of likely use."""
+
+    enforce_eager: bool = False
+    mode: int = 0  # 0: no torch.compile
+    capture_sizes: list[int] = field(default_factory=list)
+    attention_backend: str | None = None
+    op_providers: dict[str, str] = field(default_factory=dict)
+    batch_invariant: bool = False
+
+
+@dataclass(frozen=True)
+class ObservabilityConfig:
+    """What is counted and said."""
+
+    disable_log_stats: bool = False
+    log_stats_interval: float = 10.0
+    enable_log_requests: bool = False
+    max_log_len: int | None = None
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """The whole. Pass a component the part it needs, not this."""
+
+    model: ModelConfig
+    tokenizer: TokenizerConfig
+    load: LoadConfig
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+    parallel: ParallelConfig
+    device: DeviceConfig
+    compilation: CompilationConfig
+    observability: ObservabilityConfig

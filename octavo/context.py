@@ -1,0 +1,58 @@
+"""`StepContext`: what layers with state need to know about the running step.
+
+The runner fills one and sets it around the forward pass; only attention, recurrent-state and head layers read it.
+All tensors are views of the runner's persistent buffers (or padded to a graph's size), never fresh allocations.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass(slots=True)
+class GroupMetadata:
+    """One KV group's view of the step."""
+
+    block_table: torch.Tensor  # [num_reqs, max_blocks] int32
+    slot_mapping: torch.Tensor  # [num_tokens] int64: block * block_size + offset; -1: do not write
+    block_size: int
+
+
+@dataclass(slots=True)
+class StepContext:
+    """The ragged batch. Request r's tokens are rows query_start_loc[r] … query_start_loc[r + 1] of the inputs."""
+
+    num_reqs: int
+    num_tokens: int
+    query_start_loc: torch.Tensor  # [num_reqs + 1] int32
+    seq_lens: torch.Tensor  # [num_reqs] int32: tokens in the cache once this step's are written
+    max_query_len: int
+    max_seq_len: int  # upper bound; exact on the CPU, the graph's bound under capture
+    groups: list[GroupMetadata]
+    # Host copies for kernels that loop over requests on the CPU; None inside a captured graph.
+    query_start_loc_cpu: list[int] | None = None
+    seq_lens_cpu: list[int] | None = None
+    # Filled by layers that memoise per-step work (for example a gathered view of the block table).
+    scratch: dict[str, object] = field(default_factory=dict)
+
+
+_current: StepContext | None = None
+
+
+def get_step_context() -> StepContext:
+    """The running step's context; outside a step that is a programming error."""
+    assert _current is not None, "no step is running: wrap the forward pass in set_step_context(...)"
+    return _current
+
+
+@contextlib.contextmanager
+def set_step_context(context: StepContext) -> Iterator[None]:
+    """Make `context` current for the forward pass."""
+    global _current
+    previous, _current = _current, context
+    try:
+        yield
+    finally:
+        _current = previous

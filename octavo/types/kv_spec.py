@@ -1,0 +1,102 @@
+"""What each layer keeps in the KV cache, and how layers share the block pool.
+
+A layer states a `KVSpec`. Layers with equal specs form groups of equal size; every group owns a block table of its own,
+and all groups draw on one pool of blocks of equal byte size: block `b` is `group_size` pages, one in each of `group_size`
+buffers, and belongs to one group at a time.
+
+        buffer 0        buffer 1        ...  buffer (group_size - 1)
+        [page][page]..  [page][page]..       [page][page]..         page index = block id
+"""
+
+import msgspec
+
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1}
+
+
+class FullAttentionSpec(msgspec.Struct, frozen=True, tag="full"):
+    """Keys and values of every token. A page is [2, block_size, num_kv_heads, head_dim]: keys, then values."""
+
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+    block_size: int
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one layer's share of one block."""
+        return 2 * self.block_size * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+
+
+class SlidingWindowSpec(msgspec.Struct, frozen=True, tag="sliding"):
+    """Like `FullAttentionSpec`, but a query sees only the last `window` tokens (itself included); older blocks are freed."""
+
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+    block_size: int
+    window: int
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one layer's share of one block."""
+        return 2 * self.block_size * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+
+
+KVSpec = FullAttentionSpec | SlidingWindowSpec
+
+
+class KVGroup(msgspec.Struct, frozen=True):
+    """Layers that share a block table. `layer_names[i]` keeps its pages in buffer i."""
+
+    layer_names: list[str]
+    spec: KVSpec
+
+
+class KVCacheConfig(msgspec.Struct, frozen=True):
+    """The outcome of memory planning: what the worker allocates and the scheduler hands out."""
+
+    num_blocks: int
+    groups: list[KVGroup]
+
+    @property
+    def group_size(self) -> int:
+        """Number of buffers: the layers of the largest group."""
+        return max((len(g.layer_names) for g in self.groups), default=0)
+
+    @property
+    def page_bytes(self) -> int:
+        return self.groups[0].spec.page_bytes if self.groups else 0
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes one block takes over all buffers."""
+        return self.group_size * self.page_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        return self.num_blocks * self.block_bytes
+
+
+def make_kv_groups(specs: dict[str, KVSpec]) -> list[KVGroup]:
+    """Cut the layers into groups of equal specs and about equal size.
+
+    The group size is the smallest number of layers of any one spec, so that a model with 5 sliding layers for each full
+    one gets five sliding groups and one full group and wastes at most one page a group. All specs must have equal page
+    bytes (they share a pool): a spec that differs raises ValueError with both sizes.
+    """
+    by_spec: dict[KVSpec, list[str]] = {}
+    for name, spec in specs.items():
+        by_spec.setdefault(spec, []).append(name)
+    sizes = {spec.page_bytes for spec in by_spec}
+    if len(sizes) > 1:
+        raise ValueError(f"layers keep pages of different byte sizes {sorted(sizes)}; one block pool needs equal ones")
+    if not by_spec:
+        return []
+    size = min(len(names) for names in by_spec.values())
+    groups = []
+    for spec, names in by_spec.items():
+        # Spread the remainder: ceil(len / size) groups whose sizes differ by at most one would leave pages of the larger
+        # buffers unused, so fill groups to `size` and leave the slack in the last one.
+        for start in range(0, len(names), size):
+            groups.append(KVGroup(names[start : start + size], spec))
+    return groups

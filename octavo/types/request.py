@@ -1,0 +1,23 @@
+"""`EngineRequest`: what the front process hands to the engine core, plain data."""
+
+import msgspec
+
+from octavo.types.sampling_params import SamplingParams
+
+
+class EngineRequest(msgspec.Struct, array_like=True, omit_defaults=True):
+    """One sequence to generate. A user's request with n > 1 becomes n of these.
+
+    `output_token_ids` is empty for a new request; a request resubmitted after the core was lost carries what its client
+    already has, and goes on from there.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    eos_token_ids: list[int] = []  # every id that ends an answer, from the model's own configuration
+    arrival_time: float = 0.0
+    priority: int = 0  # lower runs first (scheduling_policy="priority")
+    cache_salt: str | None = None
+    output_token_ids: list[int] = []
+    index: int = 0  # of the n answers

@@ -1,0 +1,199 @@
+"""How to choose tokens and when to stop: vLLM's `SamplingParams`, checked where it is made."""
+
+import enum
+import math
+from typing import Any
+
+import msgspec
+
+from octavo.errors import ClientError
+
+MAX_N = 128
+MAX_STOP_STRINGS = 64
+MAX_BAD_WORDS = 128
+MAX_LOGIT_BIAS = 1024
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+# Below this temperature the softmax is one-hot in float32 anyway; treating it as greedy avoids dividing by almost nothing.
+GREEDY_TEMPERATURE = 1e-5
+
+
+class RequestOutputKind(enum.IntEnum):
+    """What each `RequestOutput` of a stream holds."""
+
+    CUMULATIVE = 0  # everything so far
+    DELTA = 1  # what is new
+    FINAL_ONLY = 2  # one output at the end
+
+
+class StructuredOutputsParams(msgspec.Struct, omit_defaults=True):
+    """A constraint on the text: exactly one of the first six fields."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+
+
+def _bad(name: str, value: Any, want: str) -> ClientError:
+    return ClientError(f"{name}={value!r} is not allowed; {name} must be {want}.", param=name)
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, dict=False):
+    """Sampling and stopping of one request. Wrong values raise `ClientError` (a `ValueError`) naming the field.
+
+    `stop` may be given as one string; `logprobs` and `prompt_logprobs` of k report the k most likely tokens besides the
+    chosen one, -1 the whole vocabulary. `seed=None` draws a seed when the request arrives, so that every request's random
+    numbers depend on (seed, position) alone.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0 or -1: off
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: list[str] | str | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = 16  # None: as many as fit
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None  # keep the last k prompt tokens; -1: as many as the context holds
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    stream_interval: int | None = None
+    structured_outputs: StructuredOutputsParams | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    bad_words_token_ids: list[list[int]] | None = None  # filled by the input processor from `bad_words`
+    skip_reading_prefix_cache: bool | None = None
+    extra_args: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            self.stop = [self.stop]
+        self._check_counts()
+        self._check_floats()
+        self._check_lists()
+        if self.temperature < GREEDY_TEMPERATURE:
+            self.temperature, self.top_p, self.top_k, self.min_p = 0.0, 1.0, 0, 0.0
+        if self.top_k == -1:
+            self.top_k = 0
+
+    def _check_counts(self) -> None:
+        for name, low, high in (
+            ("n", 1, MAX_N),
+            ("top_k", -1, None),
+            ("min_tokens", 0, None),
+            ("max_tokens", 0, None),
+            ("logprobs", -1, None),
+            ("prompt_logprobs", -1, None),
+            ("truncate_prompt_tokens", -1, None),
+            ("stream_interval", 1, None),
+            ("seed", INT64_MIN, INT64_MAX),
+        ):
+            value = getattr(self, name)
+            if value is None and name not in ("n", "top_k", "min_tokens"):
+                continue
+            if not _is_int(value) or value < low or (high is not None and value > high):
+                span = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
+                raise _bad(name, value, span)
+        if self.truncate_prompt_tokens == 0:
+            raise _bad("truncate_prompt_tokens", 0, "-1 or at least 1")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ClientError(
+                f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}; lower the one or raise the other.",
+                param="min_tokens",
+            )
+
+    def _check_floats(self) -> None:
+        for name, low, high in (
+            ("temperature", 0.0, 2.0),
+            ("top_p", 0.0, 1.0),
+            ("min_p", 0.0, 1.0),
+            ("presence_penalty", -2.0, 2.0),
+            ("frequency_penalty", -2.0, 2.0),
+            ("repetition_penalty", 0.0, 100.0),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise _bad(name, value, f"a finite number from {low} to {high}")
+            if not low <= value <= high or (value == 0 and name in ("top_p", "repetition_penalty")):
+                bracket = "(" if name in ("top_p", "repetition_penalty") else "["
+                raise _bad(name, value, f"in {bracket}{low}, {high}]")
+            setattr(self, name, float(value))
+
+    def _check_lists(self) -> None:
+        if self.stop:
+            if len(self.stop) > MAX_STOP_STRINGS:
+                raise _bad("stop", f"{len(self.stop)} strings", f"at most {MAX_STOP_STRINGS} strings")
+            if not all(isinstance(s, str) and s for s in self.stop):
+                raise _bad("stop", self.stop, "non-empty strings")
+            if not self.detokenize:
+                raise ClientError("stop strings need detokenize=True; use stop_token_ids instead.", param="stop")
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            ids = getattr(self, name)
+            if ids is not None and not all(_is_int(i) and i >= 0 for i in ids):
+                raise _bad(name, ids, "a list of token ids (integers of at least 0)")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise _bad("allowed_token_ids", [], "a non-empty list; leave it out to allow every token")
+        if self.bad_words is not None:
+            if len(self.bad_words) > MAX_BAD_WORDS:
+                raise _bad("bad_words", f"{len(self.bad_words)} words", f"at most {MAX_BAD_WORDS} words")
+            if not all(isinstance(w, str) and w for w in self.bad_words):
+                raise _bad("bad_words", self.bad_words, "non-empty strings")
+        if self.logit_bias is not None:
+            if len(self.logit_bias) > MAX_LOGIT_BIAS:
+                raise _bad("logit_bias", f"{len(self.logit_bias)} entries", f"at most {MAX_LOGIT_BIAS} entries")
+            for token_id, bias in self.logit_bias.items():
+                if not _is_int(token_id) or token_id < 0:
+                    raise _bad("logit_bias", token_id, "keyed by token ids")
+                if isinstance(bias, bool) or not isinstance(bias, (int, float)) or not -100 <= bias <= 100:
+                    raise _bad("logit_bias", {token_id: bias}, "between -100 and 100")
+
+    def check_vocab(self, vocab_size: int, max_logprobs: int) -> None:
+        """Check every token id against the vocabulary and the logprob counts against the operator's cap.
+
+        Raises ClientError naming the id and the legal range. `max_logprobs=-1` lifts the cap.
+        """
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            for token_id in getattr(self, name) or ():
+                if token_id >= vocab_size:
+                    raise ClientError(
+                        f"{name} has token id {token_id}, but the vocabulary holds 0 to {vocab_size - 1}.", param=name
+                    )
+        if max_logprobs < 0:
+            return
+        for name in ("logprobs", "prompt_logprobs"):
+            k = getattr(self, name)
+            if k is not None and (k > max_logprobs or k == -1):
+                raise ClientError(
+                    f"{name}={k} is more than max_logprobs={max_logprobs}; ask for at most {max_logprobs}, or start the "
+                    "engine with a larger --max-logprobs.",
+                    param=name,
+                )
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def clone(self) -> "SamplingParams":
+        """A copy that may be changed without touching this one (its lists are shared)."""
+        return msgspec.structs.replace(self)

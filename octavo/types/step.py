@@ -1,0 +1,61 @@
+"""All that scheduler and worker say to each other: integers and sampling parameters, once a step.
+
+The worker keeps one permanent *row* a running request. A request arrives in full once (`NewRow`), afterwards the scheduler
+sends differences: blocks it got, rows that ended. Token ids sampled by the worker are already in the worker's rows, so they
+never travel back to it.
+"""
+
+import msgspec
+
+from octavo.types.outputs import TokenLogprobs
+from octavo.types.sampling_params import SamplingParams
+
+
+class NewRow(msgspec.Struct, array_like=True):
+    """Fill a row: a request that starts, or one that resumes after preemption (the worker need not know which)."""
+
+    row: int
+    request_id: str
+    token_ids: list[int]  # prompt and, when resuming, everything generated so far
+    num_prompt_tokens: int  # of the above, how many the client sent (penalties and logprobs tell them apart)
+    num_computed_tokens: int  # found in the prefix cache
+    sampling_params: SamplingParams
+    stop_token_ids: list[int]  # EOS ids and stop_token_ids: masked while fewer than min_tokens are out
+    block_ids: list[list[int]]  # for each KV group
+
+
+class NewBlocks(msgspec.Struct, array_like=True, gc=False):
+    """Blocks appended to one row's table in one group, at index `start`."""
+
+    row: int
+    group: int
+    start: int
+    block_ids: list[int]
+
+
+class SchedulerOutput(msgspec.Struct, array_like=True):
+    """One step of work. `rows`, `num_scheduled_tokens`, `samples` run in parallel, in the order the step computes them.
+
+    Decode rows (one token) come first, so that a mixed step is one run of decodes followed by prefill chunks.
+    Freed rows are processed before new ones: a new request may take a row freed in the same step.
+    """
+
+    step_id: int
+    freed_rows: list[int]
+    new_rows: list[NewRow]
+    new_blocks: list[NewBlocks]
+    rows: list[int]
+    num_scheduled_tokens: list[int]
+    samples: list[bool]  # whether the row's last scheduled token is its last known one, so that a new token is sampled
+    total_num_scheduled_tokens: int
+    bitmask_rows: list[int] = []  # rows whose logits a grammar masks in this step
+
+
+class ModelRunnerOutput(msgspec.Struct, array_like=True):
+    """The result of one step, in the order of `SchedulerOutput.rows`."""
+
+    step_id: int
+    sampled_token_ids: list[list[int]]  # empty where nothing was sampled; several where drafts were accepted
+    logprobs: dict[int, list[TokenLogprobs]] | None = None  # index in the step -> one entry a sampled token
+    prompt_logprobs: dict[int, list[TokenLogprobs]] | None = None  # index in the step -> entries for this chunk
+    errors: dict[int, str] | None = None  # index in the step -> why this row failed (its neighbours did not)
