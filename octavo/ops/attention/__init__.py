@@ -1,0 +1,117 @@
+"""Attention over the paged KV cache, for ragged batches that mix prefill chunks and decodes."""
+
+import torch
+
+from octavo.ops.registry import op
+
+
+def _request_bounds(
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    query_start_loc_cpu: list[int] | None,
+    seq_lens_cpu: list[int] | None,
+) -> tuple[list[int], list[int]]:
+    return (
+        query_start_loc.tolist() if query_start_loc_cpu is None else query_start_loc_cpu,
+        seq_lens.tolist() if seq_lens_cpu is None else seq_lens_cpu,
+    )
+
+
+@op
+def paged_attention(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    max_query_len: int,
+    max_seq_len: int,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    query_start_loc_cpu: list[int] | None = None,
+    seq_lens_cpu: list[int] | None = None,
+) -> torch.Tensor:
+    """Causal attention of each request's new tokens over all its cached ones, computed in float32.
+
+    q [tokens, num_heads, head_dim]; kv_cache [num_blocks, 2, block_size, num_kv_heads, head_dim] with this step's keys
+    already written; block_table [requests, max_blocks] int32; query_start_loc [requests + 1]; seq_lens [requests].
+    `window` > 0 lets a query see the last `window` tokens, itself included; `softcap` bounds scores by
+    softcap * tanh(score / softcap); `sinks` [num_heads] are logits that take part in the softmax and hold no value;
+    `alibi_slopes` [num_heads] add slope * (key position - query position). The host lists spare a device read where the
+    caller has them. Returns [tokens, num_heads, head_dim] in q's dtype.
+    """
+    starts, lens = _request_bounds(query_start_loc, seq_lens, query_start_loc_cpu, seq_lens_cpu)
+    _, _, block_size, num_kv_heads, _ = kv_cache.shape
+    group = q.shape[1] // num_kv_heads
+    out = torch.zeros_like(q)
+    for r, seq_len in enumerate(lens):
+        start, end = starts[r], starts[r + 1]
+        if end == start:
+            continue
+        blocks = block_table[r, : -(-seq_len // block_size)]
+        k = kv_cache[blocks, 0].flatten(0, 1)[:seq_len].float().repeat_interleave(group, dim=1)
+        v = kv_cache[blocks, 1].flatten(0, 1)[:seq_len].float().repeat_interleave(group, dim=1)
+        scores = torch.einsum("qhd,khd->hqk", q[start:end].float(), k) * scale
+        if softcap > 0:
+            scores = softcap * torch.tanh(scores / softcap)
+        query_pos = torch.arange(seq_len - (end - start), seq_len, device=q.device)[:, None]
+        key_pos = torch.arange(seq_len, device=q.device)[None, :]
+        if alibi_slopes is not None:
+            scores = scores + alibi_slopes.float()[:, None, None] * (key_pos - query_pos)
+        visible = key_pos <= query_pos
+        if window > 0:
+            visible &= key_pos > query_pos - window
+        scores = scores.masked_fill(~visible, float("-inf"))
+        if sinks is not None:
+            column = sinks.float()[:, None, None].expand(-1, scores.shape[1], 1)
+            probs = torch.cat((scores, column), dim=-1).softmax(-1)[..., :-1]
+        else:
+            probs = scores.softmax(-1)
+        out[start:end] = torch.einsum("hqk,khd->qhd", probs, v).to(q.dtype)
+    return out
+
+
+def _inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
+    for heads, kv_heads, dim, block_size, query_lens, seq_lens, kwargs in (
+        (8, 2, 64, 16, (1, 1, 1), (5, 33, 128), {}),
+        (4, 4, 128, 64, (1, 17, 5, 1), (70, 17, 100, 1), {}),
+        (6, 2, 64, 16, (9, 1), (40, 64), {"window": 12}),
+        (9, 3, 64, 16, (1, 6), (50, 6), {"softcap": 20.0}),
+        (8, 1, 64, 16, (1, 3), (50, 20), {"sinks": True}),
+        (8, 8, 64, 16, (2, 1), (20, 31), {"alibi_slopes": True}),
+    ):
+        num_blocks = sum(-(-n // block_size) for n in seq_lens) + 1
+        kv_cache = torch.randn(num_blocks, 2, block_size, kv_heads, dim, generator=rng).to(device, dtype)
+        order = (torch.randperm(num_blocks - 1, generator=rng) + 1).tolist()
+        table = torch.zeros(len(seq_lens), max(-(-n // block_size) for n in seq_lens), dtype=torch.int32)
+        for r, n in enumerate(seq_lens):
+            for b in range(-(-n // block_size)):
+                table[r, b] = order.pop()
+        starts = [0]
+        for n in query_lens:
+            starts.append(starts[-1] + n)
+        # Queries wide enough that the softmax is far from uniform: a wrong mask or page then shows.
+        q = (3 * torch.randn(starts[-1], heads, dim, generator=rng)).to(device, dtype)
+        args = (
+            q,
+            kv_cache,
+            table.to(device),
+            torch.tensor(starts, dtype=torch.int32, device=device),
+            torch.tensor(seq_lens, dtype=torch.int32, device=device),
+            max(query_lens),
+            max(seq_lens),
+            dim**-0.5,
+        )
+        yield (
+            *args,
+            kwargs.get("window", 0),
+            kwargs.get("softcap", 0.0),
+            torch.randn(heads, generator=rng).to(device) if "sinks" in kwargs else None,
+            torch.rand(heads, generator=rng).to(device) if "alibi_slopes" in kwargs else None,
+        )
+
+
+paged_attention.inputs = _inputs

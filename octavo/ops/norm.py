@@ -1,0 +1,25 @@
+"""Normalisation."""
+
+import torch
+
+from octavo.ops.registry import op
+
+
+@op
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Root-mean-square normalisation over the last dimension, computed in float32 (Zhang and Sennrich 2019).
+
+    x [..., hidden] any float dtype, weight [hidden]; returns x's shape and dtype.
+    """
+    y = x.float()
+    y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * y.to(x.dtype)
+
+
+def _inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
+    for rows, hidden in ((1, 576), (7, 4096), (3, 96)):
+        x = torch.randn(rows, hidden, generator=rng).to(device, dtype)
+        yield x, torch.randn(hidden, generator=rng).to(device, dtype), 1e-5
+
+
+rms_norm.inputs = _inputs
