@@ -3,6 +3,7 @@
 import torch
 
 from octavo.ops.registry import op
+from octavo.ops.rope import qkv_rope_write
 
 
 def _request_bounds(
@@ -72,6 +73,74 @@ def paged_attention(
             probs = scores.softmax(-1)
         out[start:end] = torch.einsum("hqk,khd->qhd", probs, v).to(q.dtype)
     return out
+
+
+@op
+def decode_attention(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor | None,
+    kv_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    max_seq_len: int,
+    num_heads: int,
+    num_kv_heads: int,
+    scale: float,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    interleaved: bool = False,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`qkv_rope_write` then `paged_attention` for a step in which every request has one token.
+
+    qkv [requests, (num_heads + 2 * num_kv_heads) * head_dim]; the other arguments as in those two. A row with seq_len 0
+    (graph padding) writes nothing; its output is unspecified but finite. Returns [requests, num_heads, head_dim].
+    """
+    q = qkv_rope_write.reference(
+        qkv, positions, cos_sin, kv_cache, slot_mapping, num_heads, num_kv_heads, q_norm, k_norm, eps, interleaved
+    )
+    starts = torch.arange(q.shape[0] + 1, dtype=torch.int32, device=q.device)
+    return paged_attention.reference(
+        q, kv_cache, block_table, starts, seq_lens, 1, max_seq_len, scale, window, softcap, sinks, alibi_slopes
+    )
+
+
+@decode_attention.register("composed")
+def _decode_attention_composed(
+    qkv,
+    positions,
+    cos_sin,
+    kv_cache,
+    slot_mapping,
+    block_table,
+    seq_lens,
+    max_seq_len,
+    num_heads,
+    num_kv_heads,
+    scale,
+    q_norm=None,
+    k_norm=None,
+    eps=1e-6,
+    interleaved=False,
+    window=0,
+    softcap=0.0,
+    sinks=None,
+    alibi_slopes=None,
+):
+    """The two operators one after the other, each by its fastest provider."""
+    q = qkv_rope_write(
+        qkv, positions, cos_sin, kv_cache, slot_mapping, num_heads, num_kv_heads, q_norm, k_norm, eps, interleaved
+    )
+    starts = torch.arange(q.shape[0] + 1, dtype=torch.int32, device=q.device)
+    return paged_attention(
+        q, kv_cache, block_table, starts, seq_lens, 1, max_seq_len, scale, window, softcap, sinks, alibi_slopes
+    )
 
 
 def _inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
