@@ -1,0 +1,47 @@
+"""Octavo runs and serves large language models.
+
+The names below load on first use: importing the package imports neither torch nor transformers.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Public name -> module that defines it.
+_LAZY = {
+    "LLM": "octavo.llm",
+    "SamplingParams": "octavo.types.sampling_params",
+    "RequestOutput": "octavo.types.outputs",
+    "CompletionOutput": "octavo.types.outputs",
+    "AsyncLLM": "octavo.engine.async_llm",
+    "AsyncLLMEngine": "octavo.engine.async_llm",
+    "EngineArgs": "octavo.config.args",
+    "AsyncEngineArgs": "octavo.config.args",
+    "TextPrompt": "octavo.types.prompts",
+    "TokensPrompt": "octavo.types.prompts",
+}
+
+__all__ = ["__version__", *_LAZY]  # noqa: PLE0604 (a list of strings, ruff does not follow the unpacking)
+
+if TYPE_CHECKING:
+    from octavo.config.args import AsyncEngineArgs, EngineArgs
+    from octavo.engine.async_llm import AsyncLLM
+    from octavo.engine.async_llm import AsyncLLM as AsyncLLMEngine
+    from octavo.llm import LLM
+    from octavo.types.outputs import CompletionOutput, RequestOutput
+    from octavo.types.prompts import TextPrompt, TokensPrompt
+    from octavo.types.sampling_params import SamplingParams
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'octavo' has no attribute {name!r}")
+    attribute = "AsyncLLM" if name == "AsyncLLMEngine" else name
+    value = getattr(import_module(_LAZY[name]), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
