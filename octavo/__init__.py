@@ -22,7 +22,19 @@ _LAZY = {
     "TokensPrompt": "octavo.types.prompts",
 }
 
-__all__ = ["__version__", *_LAZY]  # noqa: PLE0604 (a list of strings, ruff does not follow the unpacking)
+__all__ = [
+    "LLM",
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "AsyncLLMEngine",
+    "CompletionOutput",
+    "EngineArgs",
+    "RequestOutput",
+    "SamplingParams",
+    "TextPrompt",
+    "TokensPrompt",
+    "__version__",
+]
 
 if TYPE_CHECKING:
     from octavo.config.args import AsyncEngineArgs, EngineArgs
