@@ -1,0 +1,130 @@
+"""`PagedAttention`: the layer models call. It owns its KV cache view, reads the step context, and calls the operators."""
+
+import torch
+from torch import nn
+
+from octavo.context import get_step_context
+from octavo.layers.norm import RMSNorm
+from octavo.layers.rope import Rope
+from octavo.ops.attention import decode_attention, paged_attention
+from octavo.ops.rope import qkv_rope_write, write_kv
+from octavo.types.kv_spec import FullAttentionSpec, KVSpec, SlidingWindowSpec
+
+
+class PagedAttention(nn.Module):
+    """Causal self-attention over the paged cache.
+
+    The runner sets `kv_cache` ([num_blocks, 2, block_size, num_kv_heads, head_dim]) and `group` (which block table is
+    ours) when memory is planned.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+        alibi_slopes: torch.Tensor | None = None,
+    ):
+        super().__init__()
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        self.scale = head_dim**-0.5 if scale is None else scale
+        self.window = window or 0
+        self.softcap = softcap
+        self.sinks, self.alibi_slopes = sinks, alibi_slopes
+        self.group = 0
+        self.kv_cache: torch.Tensor = torch.empty(0)
+
+    def kv_spec(self, block_size: int, dtype: str) -> KVSpec:
+        """What this layer keeps."""
+        if self.window:
+            return SlidingWindowSpec(self.num_kv_heads, self.head_dim, dtype, block_size, self.window)
+        return FullAttentionSpec(self.num_kv_heads, self.head_dim, dtype, block_size)
+
+    def forward(
+        self,
+        qkv: torch.Tensor,
+        positions: torch.Tensor,
+        rope: Rope | None,
+        q_norm: RMSNorm | None = None,
+        k_norm: RMSNorm | None = None,
+    ) -> torch.Tensor:
+        """qkv [tokens, (num_heads + 2 * num_kv_heads) * head_dim] → [tokens, num_heads * head_dim].
+
+        `rope` None leaves positions out; the norms apply to each head before the rotation.
+        """
+        context = get_step_context()
+        meta = context.groups[self.group]
+        cos_sin = None if rope is None else rope.cos_sin
+        interleaved = rope is not None and rope.interleaved
+        norms = (
+            None if q_norm is None else q_norm.weight,
+            None if k_norm is None else k_norm.weight,
+            1e-6 if q_norm is None else q_norm.eps,
+        )
+        if context.max_query_len == 1:
+            out = decode_attention(
+                qkv,
+                positions,
+                cos_sin,
+                self.kv_cache,
+                meta.slot_mapping,
+                meta.block_table,
+                context.seq_lens,
+                context.max_seq_len,
+                self.num_heads,
+                self.num_kv_heads,
+                self.scale,
+                *norms,
+                interleaved,
+                self.window,
+                self.softcap,
+                self.sinks,
+                self.alibi_slopes,
+            )
+        else:
+            q = qkv_rope_write(
+                qkv,
+                positions,
+                cos_sin,
+                self.kv_cache,
+                meta.slot_mapping,
+                self.num_heads,
+                self.num_kv_heads,
+                *norms,
+                interleaved,
+            )
+            out = self._attend(q)
+        return out.flatten(1)
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """For models that rotate by themselves: q [tokens, num_heads, head_dim], k and v [tokens, num_kv_heads, head_dim].
+
+        Writes k and v, returns [tokens, num_heads, head_dim].
+        """
+        meta = get_step_context().groups[self.group]
+        write_kv(k, v, self.kv_cache, meta.slot_mapping)
+        return self._attend(q)
+
+    def _attend(self, q: torch.Tensor) -> torch.Tensor:
+        context = get_step_context()
+        return paged_attention(
+            q,
+            self.kv_cache,
+            context.groups[self.group].block_table,
+            context.query_start_loc,
+            context.seq_lens,
+            context.max_query_len,
+            context.max_seq_len,
+            self.scale,
+            self.window,
+            self.softcap,
+            self.sinks,
+            self.alibi_slopes,
+            context.query_start_loc_cpu,
+            context.seq_lens_cpu,
+        )

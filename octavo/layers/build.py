@@ -1,0 +1,58 @@
+"""From a model's class to a model with weights: build the tree, attach methods by path, let them create the weights."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from octavo.layers.attention.layer import PagedAttention
+from octavo.layers.linear import Linear, LinearMethod
+
+ModelT = TypeVar("ModelT", bound=nn.Module)
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """torch's default dtype for the block's duration."""
+    previous = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(previous)
+
+
+def materialise(
+    make: Callable[[], ModelT],
+    method_for: Callable[[str, Linear], LinearMethod],
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> ModelT:
+    """Run `make()` and give every linear in the tree its method and its empty weights, on `device` in `dtype`.
+
+    `method_for(path, layer)` chooses the method by the layer's dotted path.
+    """
+    with torch.device(device), default_dtype(dtype):
+        model = make()
+        for path, layer in model.named_modules():
+            if isinstance(layer, Linear):
+                layer.method = method_for(path, layer)
+                layer.method.create_weights(layer)
+        tie = getattr(model, "tie_weights", None)
+        if tie is not None:
+            tie()
+    return model.eval()
+
+
+def process_after_loading(model: nn.Module) -> None:
+    """Let every linear's method finish its weights."""
+    for layer in model.modules():
+        if isinstance(layer, Linear):
+            layer.method.process_after_loading(layer)
+
+
+def attention_layers(model: nn.Module) -> dict[str, PagedAttention]:
+    """The paged attention layers by path, in the order of the tree."""
+    return {name: m for name, m in model.named_modules() if isinstance(m, PagedAttention)}

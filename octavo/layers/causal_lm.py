@@ -1,0 +1,42 @@
+"""What every decoder-only language model offers the runner, and what it tells the loader."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from octavo.layers.embedding import Embedding, LMHead
+
+
+class CausalLM(nn.Module):
+    """Base of the causal models: `forward` gives hidden states before the final norm, `logits` finishes chosen rows.
+
+    The class attributes are the checkpoint's side of the story, read by the loader:
+    `packing` maps a packed module's name to the checkpoint names of its shards, in order; `renames` are (regex,
+    replacement) pairs applied to checkpoint names; `ignored` are regexes of tensors the model does not need.
+    """
+
+    packing: dict[str, tuple[str, ...]] = {}
+    renames: tuple[tuple[str, str], ...] = ()
+    ignored: tuple[str, ...] = (r"rotary_emb\.inv_freq$",)
+    tied: dict[str, str] = {}
+
+    lm_head: LMHead
+
+    def forward(
+        self, input_ids: torch.Tensor | None, positions: torch.Tensor, inputs_embeds: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """input_ids [tokens], positions [tokens] → hidden states [tokens, hidden]."""
+        raise NotImplementedError
+
+    def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """hidden_states [rows, hidden] → [rows, vocab] in the model's dtype."""
+        raise NotImplementedError
+
+    def embed_tokens(self) -> Embedding:
+        """The input embedding, for tied heads and multimodal inputs."""
+        raise NotImplementedError
+
+    def remap(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
+        """Rewrite one checkpoint tensor where a table cannot say it."""
+        return ((name, tensor),)

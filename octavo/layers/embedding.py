@@ -1,0 +1,46 @@
+"""Token embedding and output head."""
+
+import torch
+from torch import nn
+
+from octavo.layers.linear import Linear
+from octavo.layers.norm import RMSNorm
+from octavo.ops.embedding import embedding
+
+
+class Embedding(nn.Module):
+    """Rows of a table, times `scale`."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, scale: float = 1.0):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size), requires_grad=False)
+        self.scale = scale
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return embedding(input_ids, self.weight, self.scale)
+
+
+class LMHead(Linear):
+    """Hidden states to logits. `tie(embedding)` makes it use the embedding's table.
+
+    The final norm is its prologue: only the rows that need logits are normalised.
+    """
+
+    def __init__(
+        self, hidden_size: int, vocab_size: int, bias: bool = False, logits_scale: float = 1.0, softcap: float = 0.0
+    ):
+        super().__init__(hidden_size, vocab_size, bias)
+        self.logits_scale = logits_scale
+        self.softcap = softcap
+
+    def tie(self, table: Embedding) -> None:
+        """Share the embedding's weight; called once the weights exist."""
+        self.weight = table.weight
+
+    def forward(self, hidden_states: torch.Tensor, norm: RMSNorm | None = None) -> torch.Tensor:  # type: ignore[override]
+        logits = self.method.apply(self, hidden_states, norm, None, None, 1.0)
+        if self.logits_scale != 1.0:
+            logits = logits * self.logits_scale
+        if self.softcap > 0:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
+        return logits

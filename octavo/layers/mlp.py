@@ -1,0 +1,29 @@
+"""The gated feed-forward network of Llama-like models."""
+
+import torch
+from torch import nn
+
+from octavo.layers.linear import Linear, RowLinear
+from octavo.layers.norm import RMSNorm
+
+# Names in checkpoints' `hidden_act` and the gate of `ops.activation` they mean.
+GATED_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+
+
+class GatedMLP(nn.Module):
+    """residual + scale * down(act(gate(norm(x))) * up(norm(x)))."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, activation: str, bias: bool = False):
+        super().__init__()
+        self.gate_up_proj = Linear(hidden_size, (intermediate_size, intermediate_size), bias)
+        self.down_proj = RowLinear(intermediate_size, hidden_size, bias)
+        self.activation = GATED_ACTIVATIONS[activation]
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        norm: RMSNorm | None = None,
+        residual: torch.Tensor | None = None,
+        scale: float = 1.0,
+    ) -> torch.Tensor:
+        return self.down_proj(self.gate_up_proj(x, norm, self.activation), residual=residual, scale=scale)

@@ -1,0 +1,18 @@
+"""Normalisation layers."""
+
+import torch
+from torch import nn
+
+from octavo.ops.norm import rms_norm
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm. Passed to a linear as its `norm`, it is computed there instead of here."""
+
+    def __init__(self, size: int, eps: float = 1e-6):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x, self.weight, self.eps)

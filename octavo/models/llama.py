@@ -1,0 +1,113 @@
+"""Llama and the many that are Llama with a flag: Mistral, SmolLM, Qwen2, Granite, Yi, InternLM3, and others.
+
+The model to read first. The flags, with who sets them:
+
+    attention_bias, mlp_bias     Llama variants; Qwen2 has biases on q, k, v only
+    qk norms                     Qwen3 (`qwen3.py` subclasses the attention)
+    no_rope_layers               SmolLM3: layers without positions
+    sliding_window, layer_types  Mistral (all layers), Qwen2 (some)
+    embedding_multiplier, residual_multiplier, attention_multiplier, logits_scaling    Granite
+"""
+
+import torch
+from torch import nn
+
+from octavo.config.hf import HFConfig
+from octavo.layers.attention.layer import PagedAttention
+from octavo.layers.causal_lm import CausalLM
+from octavo.layers.embedding import Embedding, LMHead
+from octavo.layers.linear import QKVLinear, RowLinear
+from octavo.layers.mlp import GATED_ACTIVATIONS, GatedMLP
+from octavo.layers.norm import RMSNorm
+from octavo.layers.rope import Rope
+
+
+def layer_window(cfg: HFConfig, index: int) -> int | None:
+    """The sliding window of one layer, None for full attention."""
+    window = cfg.get("sliding_window")
+    if not window or cfg.get("use_sliding_window") is False:
+        return None
+    kinds = cfg.get("layer_types")
+    if kinds is not None:
+        return window if kinds[index] == "sliding_attention" else None
+    if cfg.get("max_window_layers") is not None:  # Qwen2: the first layers attend fully
+        return window if index >= cfg.get("max_window_layers") else None
+    return window
+
+
+class LlamaAttention(nn.Module):
+    def __init__(self, cfg: HFConfig, index: int, rope: Rope):
+        super().__init__()
+        qkv_bias = bool(cfg.get("attention_bias", cfg.model_type == "qwen2"))
+        output_bias = bool(cfg.get("attention_bias", False)) and cfg.model_type != "qwen2"
+        self.qkv_proj = QKVLinear(cfg.hidden_size, cfg.head_dim, cfg.num_heads, cfg.num_kv_heads, bias=qkv_bias)
+        self.o_proj = RowLinear(cfg.num_heads * cfg.head_dim, cfg.hidden_size, bias=output_bias)
+        self.q_norm: RMSNorm | None = None
+        self.k_norm: RMSNorm | None = None
+        has_rope = (cfg.get("no_rope_layers") or [1] * cfg.num_layers)[index]  # 1: this layer rotates
+        self.rope = rope if has_rope else None
+        self.attn = PagedAttention(
+            cfg.num_heads,
+            cfg.num_kv_heads,
+            cfg.head_dim,
+            scale=cfg.get("attention_multiplier"),
+            window=layer_window(cfg, index),
+        )
+
+    def forward(self, positions, hidden_states, norm, residual, scale):
+        qkv = self.qkv_proj(hidden_states, norm)
+        attended = self.attn(qkv, positions, self.rope, self.q_norm, self.k_norm)
+        return self.o_proj(attended, residual=residual, scale=scale)
+
+
+class LlamaLayer(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)): norms and residuals are computed inside the linears."""
+
+    attention_class: type[LlamaAttention] = LlamaAttention
+
+    def __init__(self, cfg: HFConfig, index: int, rope: Rope):
+        super().__init__()
+        activation = cfg.choose("hidden_act", list(GATED_ACTIVATIONS), "silu")
+        self.input_layernorm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
+        self.self_attn = self.attention_class(cfg, index, rope)
+        self.post_attention_layernorm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
+        self.mlp = GatedMLP(cfg.hidden_size, cfg.intermediate_size, activation, bool(cfg.get("mlp_bias", False)))
+        self.residual_scale = float(cfg.get("residual_multiplier", 1.0))
+
+    def forward(self, positions, x):
+        x = self.self_attn(positions, x, self.input_layernorm, x, self.residual_scale)
+        return self.mlp(x, self.post_attention_layernorm, x, self.residual_scale)
+
+
+class LlamaModel(nn.Module):
+    def __init__(self, cfg: HFConfig, layer_class: type[LlamaLayer]):
+        super().__init__()
+        self.embed_tokens = Embedding(cfg.vocab_size, cfg.hidden_size, float(cfg.get("embedding_multiplier", 1.0)))
+        rope = Rope.of(cfg, max_position=cfg.get("max_model_len"))
+        self.layers = nn.ModuleList(layer_class(cfg, i, rope) for i in range(cfg.num_layers))
+        self.norm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
+
+    def forward(self, input_ids, positions, inputs_embeds=None):
+        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        for layer in self.layers:
+            x = layer(positions, x)
+        return x
+
+
+class LlamaForCausalLM(CausalLM):
+    packing = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+    layer_class: type[LlamaLayer] = LlamaLayer
+
+    def __init__(self, cfg: HFConfig):
+        super().__init__()
+        self.model = LlamaModel(cfg, self.layer_class)
+        self.lm_head = LMHead(cfg.hidden_size, cfg.vocab_size, logits_scale=1.0 / float(cfg.get("logits_scaling", 1.0)))
+        self.tied = {"lm_head.weight": "model.embed_tokens.weight"} if cfg.tie_word_embeddings else {}
+
+    def forward(
+        self, input_ids: torch.Tensor | None, positions: torch.Tensor, inputs_embeds: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return self.model(input_ids, positions, inputs_embeds)
+
+    def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.lm_head(hidden_states, self.model.norm)

@@ -1,0 +1,23 @@
+"""The native architectures: one table. What is not here runs through the transformers backend."""
+
+import importlib
+from typing import Any
+
+# architecture as in config.json -> (module, class)
+NATIVE: dict[str, tuple[str, str]] = {
+    "LlamaForCausalLM": ("llama", "LlamaForCausalLM"),
+    "MistralForCausalLM": ("llama", "LlamaForCausalLM"),
+    "SmolLM3ForCausalLM": ("llama", "LlamaForCausalLM"),
+    "Qwen2ForCausalLM": ("llama", "LlamaForCausalLM"),
+    "GraniteForCausalLM": ("llama", "LlamaForCausalLM"),
+    "Qwen3ForCausalLM": ("qwen3", "Qwen3ForCausalLM"),
+}
+
+
+def model_class(architecture: str, model_impl: str) -> type[Any]:
+    """The class for an architecture under `model_impl` ("octavo" or "transformers")."""
+    if model_impl == "transformers":
+        module, name = "transformers_backend", "TransformersForCausalLM"
+    else:
+        module, name = NATIVE[architecture]
+    return getattr(importlib.import_module(f"octavo.models.{module}"), name)

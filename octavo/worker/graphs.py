@@ -1,0 +1,53 @@
+"""Captured decode steps: from the gather of inputs to the sampled token in one replay, for a few batch sizes."""
+
+import time
+from collections.abc import Callable, Iterable
+
+import torch
+
+from octavo.logger import get_logger
+
+logger = get_logger(__name__)
+
+
+class DecodeGraphs:
+    """One CUDA graph a batch size. `step(n)` is the captured work and returns (logits, token ids), which stay in place."""
+
+    def __init__(self, step: Callable[[int], tuple[torch.Tensor, torch.Tensor]], sizes: Iterable[int]):
+        self._step = step
+        self.sizes = sorted(set(sizes))
+        self.max_size = self.sizes[-1] if self.sizes else 0
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor]] = {}
+        self._pool: tuple[int, int] | None = None
+        # The smallest captured size that holds each count.
+        self._size_for = []
+        for size in self.sizes:
+            self._size_for += [size] * (size + 1 - len(self._size_for))
+
+    def size_for(self, count: int) -> int:
+        """The captured size that serves `count` requests."""
+        return self._size_for[count]
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Capture every size, the largest first so that the others fit into its memory."""
+        started = time.perf_counter()
+        stream = torch.cuda.Stream()
+        for size in reversed(self.sizes):
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                self._step(size)  # compiles kernels and fills workspaces, which capture must not do
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+                logits, token_ids = self._step(size)
+            self._pool = graph.pool()
+            self._graphs[size] = (graph, logits, token_ids)
+        torch.cuda.synchronize()
+        logger.info("captured %d decode graphs in %.1f s", len(self.sizes), time.perf_counter() - started)
+
+    def replay(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run one step; the returned tensors are the graph's own, valid until its next replay."""
+        graph, logits, token_ids = self._graphs[size]
+        graph.replay()
+        return logits, token_ids

@@ -1,0 +1,66 @@
+"""Permanent rows: everything the device keeps about a running request, one row each for the request's life.
+
+`apply` brings a scheduler's differences in; `prepare_inputs` (ops/inputs.py) reads the rows on the device. The counters have
+a twin on the host in NumPy, which the host advances by the same rule, so nothing is ever read back.
+"""
+
+import numpy as np
+import torch
+
+from octavo.types.kv_spec import KVCacheConfig
+from octavo.types.step import NewBlocks, NewRow
+
+
+def upload(values: np.ndarray, device: torch.device) -> torch.Tensor:
+    """A host array on the device, without waiting for it: through pinned memory that the allocator recycles safely."""
+    tensor = torch.from_numpy(values)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+class Rows:
+    """`max_rows` rows and one scratch row (the last), where padding requests read and write."""
+
+    def __init__(self, max_rows: int, max_len: int, device: torch.device):
+        self.device = device
+        self.max_rows, self.max_len = max_rows, max_len
+        self.scratch = max_rows
+        self.token_ids = torch.zeros(max_rows + 1, max_len, dtype=torch.int32, device=device)
+        self.num_computed = torch.zeros(max_rows + 1, dtype=torch.int32, device=device)
+        self.num_prompt = torch.zeros(max_rows + 1, dtype=torch.int32, device=device)
+        self.num_computed_np = np.zeros(max_rows + 1, dtype=np.int32)
+        self.num_prompt_np = np.zeros(max_rows + 1, dtype=np.int32)
+        self.block_tables: list[torch.Tensor] = []
+        self.block_sizes: list[int] = []
+
+    def make_block_tables(self, config: KVCacheConfig) -> None:
+        """Allocate a block table a KV group."""
+        for group in config.groups:
+            size = group.spec.block_size
+            # One block of slack: with two steps in flight a request may be given one token past its end.
+            width = -(-self.max_len // size) + 1
+            self.block_tables.append(torch.zeros(self.max_rows + 1, width, dtype=torch.int32, device=self.device))
+            self.block_sizes.append(size)
+
+    def fill(self, new: NewRow) -> None:
+        """Set a row up for a request."""
+        row, num_tokens = new.row, len(new.token_ids)
+        self.token_ids[row, :num_tokens] = upload(np.array(new.token_ids, dtype=np.int32), self.device)
+        self.num_computed[row] = new.num_computed_tokens
+        self.num_prompt[row] = new.num_prompt_tokens
+        self.num_computed_np[row] = new.num_computed_tokens
+        self.num_prompt_np[row] = new.num_prompt_tokens
+        for table, ids in zip(self.block_tables, new.block_ids, strict=True):
+            if ids:
+                table[row, : len(ids)] = upload(np.array(ids, dtype=np.int32), self.device)
+
+    def add_blocks(self, new_blocks: list[NewBlocks]) -> None:
+        """Write the blocks that rows got in this step: one scattered write a group, however many rows."""
+        for group, table in enumerate(self.block_tables):
+            changes = [change for change in new_blocks if change.group == group]
+            if not changes:
+                continue
+            index = np.array(
+                [(c.row, c.start + i, block) for c in changes for i, block in enumerate(c.block_ids)], dtype=np.int32
+            )
+            moved = upload(np.ascontiguousarray(index.T), self.device)
+            table[moved[0].long(), moved[1].long()] = moved[2]

@@ -1,0 +1,197 @@
+"""`Worker`: brings one device up in order — model, memory plan, KV cache, graphs — and then runs steps."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from octavo import ops
+from octavo.config.engine import EngineConfig
+from octavo.config.hf import HFConfig
+from octavo.errors import ConfigError
+from octavo.layers.build import attention_layers, materialise, process_after_loading
+from octavo.layers.linear import Linear, LinearMethod, UnquantizedMethod
+from octavo.loader import LoadReport, load_model
+from octavo.logger import get_logger
+from octavo.models.registry import model_class
+from octavo.types.kv_spec import KVCacheConfig, KVGroup, KVSpec
+from octavo.types.step import SchedulerOutput
+from octavo.worker.graphs import DecodeGraphs
+from octavo.worker.input_batch import InputBatch
+from octavo.worker.memory import MemoryPlan, count_blocks, measure_working_bytes, weight_bytes
+from octavo.worker.model_runner import ModelRunner, StepHandle
+from octavo.worker.rows import Rows
+from octavo.worker.sampler import Sampler
+
+logger = get_logger(__name__)
+
+# The CPU's worst step is measured on a fraction of its tokens and scaled: running it whole would take seconds of the start.
+CPU_MEASURED_TOKENS = 256
+
+
+class Worker:
+    """One device. Call in order: load_model, kv_specs, plan_memory, initialize_kv_cache, warm_up; then execute."""
+
+    def __init__(self, config: EngineConfig):
+        self.config = config
+        self.device = torch.device(config.device.device)
+        self.dtype = getattr(torch, config.model.dtype)
+        self.model: Any = None
+        self.runner: ModelRunner
+        self.rows: Rows
+        if config.device.num_threads:
+            torch.set_num_threads(config.device.num_threads)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        ops.load_providers()
+
+    @torch.inference_mode()
+    def load_model(self) -> LoadReport:
+        """Build the model and fill it from the checkpoint."""
+        model, load = self.config.model, self.config.load
+        # The table of positions must cover the served context, which may be longer than the trained one.
+        hf_config = HFConfig({**model.hf_config.data, "max_model_len": model.max_model_len})
+        make = model_class(model.architecture, model.model_impl)
+        self.model = materialise(lambda: make(hf_config), self._method_for, self.dtype, self.device)
+        report = load_model(self.model, load, model.path, dtype=self.dtype, device=self.device)
+        process_after_loading(self.model)
+        return report
+
+    def _method_for(self, path: str, layer: Linear) -> LinearMethod:
+        return UnquantizedMethod()
+
+    def kv_specs(self) -> dict[str, KVSpec]:
+        """What each attention layer keeps, by the layer's path."""
+        cache = self.config.cache
+        return {
+            name: layer.kv_spec(cache.block_size, cache.kv_cache_dtype)
+            for name, layer in attention_layers(self.model).items()
+        }
+
+    @torch.inference_mode()
+    def plan_memory(self, groups: list[KVGroup]) -> MemoryPlan:
+        """Measure the worst step, subtract, and see how many blocks are left."""
+        scheduler, cache = self.config.scheduler, self.config.cache
+        self._make_runner(KVCacheConfig(2, groups))
+        weights = weight_bytes(self.model)
+        tokens, requests = scheduler.max_num_batched_tokens, min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+        if self.device.type == "cpu":
+            part = min(tokens, CPU_MEASURED_TOKENS)
+            measured = measure_working_bytes(
+                lambda: self.runner.dummy_step(part, max(1, requests * part // tokens)), self.device
+            )
+            working = measured * tokens // part
+        else:
+            self.runner.dummy_step(tokens, requests)  # compiles kernels, so that the measured run allocates what is needed
+            working = measure_working_bytes(lambda: self.runner.dummy_step(tokens, requests), self.device)
+        total, free = self._device_memory()
+        limit = int(total * cache.memory_utilization)
+        other = self._runtime_bytes(total, free, weights)
+        spec = groups[0].spec
+        shape = KVCacheConfig(1, groups)
+        if cache.num_blocks_override is not None:
+            kv_bytes = cache.num_blocks_override * shape.block_bytes
+        elif cache.kv_cache_memory_bytes is not None:
+            kv_bytes = cache.kv_cache_memory_bytes
+        else:
+            kv_bytes = max(limit - weights - working - other, 0)
+        blocks_per_request = sum(-(-scheduler.max_model_len // g.spec.block_size) for g in groups)
+        useful = 1 + scheduler.max_num_seqs * blocks_per_request
+        num_blocks = count_blocks(
+            kv_bytes,
+            shape.block_bytes,
+            1 + blocks_per_request,
+            lambda got: (
+                f"the KV cache gets {kv_bytes:,} bytes, but one request of max_model_len={scheduler.max_model_len} tokens "
+                f"needs {(1 + blocks_per_request) * shape.block_bytes:,}; lower --max-model-len to "
+                f"{max(got - 1, 0) // len(groups) * spec.block_size} or give it more memory "
+                "(--gpu-memory-utilization, --kv-cache-memory-bytes)."
+            ),
+        )
+        num_blocks = num_blocks if cache.num_blocks_override is not None else min(num_blocks, useful)
+        return MemoryPlan(
+            total=total,
+            limit=limit,
+            weights=weights,
+            working=working,
+            other=other,
+            kv_cache=num_blocks * shape.block_bytes,
+            block_bytes=shape.block_bytes,
+            block_tokens=spec.block_size,
+            num_groups=len(groups),
+            num_blocks=num_blocks,
+        )
+
+    def _device_memory(self) -> tuple[int, int]:
+        if self.device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self.device)
+            return total, free
+        from octavo.platforms import current_platform
+
+        platform = current_platform()
+        return platform.total_memory(), platform.available_memory()
+
+    def _runtime_bytes(self, total: int, free: int, weights: int) -> int:
+        """Memory in use that is neither weights nor the step: driver context, other processes, a reserve for graphs."""
+        if self.device.type == "cpu":
+            return max(total - free - weights, 0)
+        held = torch.cuda.memory_reserved(self.device)
+        return max(total - free - held, 0) + 1024**3
+
+    def _make_runner(self, kv: KVCacheConfig) -> None:
+        """Allocate rows, buffers and cache for `kv`, and point the attention layers at their pages."""
+        scheduler, vocab_size = self.config.scheduler, self.config.model.vocab_size
+        self.rows = Rows(scheduler.max_num_seqs, scheduler.max_model_len, self.device)
+        self.rows.make_block_tables(kv)
+        batch = InputBatch(self.rows, scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+        sampler = Sampler(scheduler.max_num_seqs, vocab_size, self.device, self.config.model.logprobs_mode)
+        self._allocate_kv_cache(kv)
+        self.runner = ModelRunner(self.model, self.rows, batch, sampler, None)
+
+    def _allocate_kv_cache(self, kv: KVCacheConfig) -> None:
+        layers = attention_layers(self.model)
+        buffers = [
+            torch.zeros(kv.num_blocks * kv.page_bytes, dtype=torch.uint8, device=self.device) for _ in range(kv.group_size)
+        ]
+        for index, group in enumerate(kv.groups):
+            spec = group.spec
+            dtype = getattr(torch, spec.dtype)
+            for buffer, name in zip(buffers, group.layer_names, strict=False):
+                layers[name].group = index
+                layers[name].kv_cache = buffer.view(dtype).view(
+                    kv.num_blocks, 2, spec.block_size, spec.num_kv_heads, spec.head_dim
+                )
+
+    @torch.inference_mode()
+    def initialize_kv_cache(self, kv: KVCacheConfig) -> None:
+        """Allocate the cache the scheduler will hand out."""
+        for layer in attention_layers(self.model).values():
+            layer.kv_cache = torch.empty(0)  # drop the measuring one first
+        self._make_runner(kv)
+
+    def warm_up(self) -> None:
+        """Run what would be slow the first time: kernels, then graphs."""
+        started = time.perf_counter()
+        scheduler, compilation = self.config.scheduler, self.config.compilation
+        self.runner.dummy_step(1, 1)
+        if self.device.type == "cuda" and not compilation.enforce_eager:
+            sizes = [size for size in compilation.capture_sizes if size <= scheduler.max_num_seqs]
+            self.runner.graphs = DecodeGraphs(self.runner.decode_step, sizes)
+            self.runner.graphs.capture()
+        logger.info("warm-up took %.2f s", time.perf_counter() - started)
+
+    def execute(self, step: SchedulerOutput) -> StepHandle:
+        """Launch one step."""
+        return self.runner.execute(step)
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Run a worker method by name (collective_rpc)."""
+        found = getattr(self, method, None)
+        if method.startswith("_") or not callable(found):
+            raise ConfigError(f"the worker has no method {method!r}.")
+        return found(*args, **kwargs)
+
+    def apply_model(self, func: Callable[[Any], Any]) -> Any:
+        """Run `func(model)` (in-process engines only)."""
+        return func(self.model)
