@@ -1,0 +1,73 @@
+"""NVIDIA GPUs through torch.cuda."""
+
+from functools import cached_property
+
+from octavo.platforms.base import BatchDefaults, Platform, Usage
+
+_GIB = 1 << 30
+
+
+class CudaPlatform(Platform):
+    """One CUDA device. Compute capability decides the data type; memory decides the batch."""
+
+    name = "cuda"
+    default_block_size = 64
+    default_async_scheduling = True
+    default_memory_utilization = 0.92
+    supports_graphs = True
+
+    @classmethod
+    def is_available(cls) -> bool:
+        import torch
+
+        return torch.version.cuda is not None and torch.cuda.is_available()
+
+    @property
+    def device(self) -> str:
+        return f"cuda:{self.index}"
+
+    @cached_property
+    def capability(self) -> tuple[int, int]:
+        """Compute capability, such as (9, 0) for Hopper."""
+        import torch
+
+        return torch.cuda.get_device_capability(self.index)
+
+    @property
+    def supported_dtypes(self) -> tuple[str, ...]:
+        return ("bfloat16", "float16", "float32") if self.capability >= (8, 0) else ("float16", "float32")
+
+    @property
+    def preferred_dtype(self) -> str:
+        return self.supported_dtypes[0]
+
+    def total_memory(self) -> int:
+        import torch
+
+        return torch.cuda.mem_get_info(self.index)[1]
+
+    def available_memory(self) -> int:
+        import torch
+
+        return torch.cuda.mem_get_info(self.index)[0]
+
+    def batch_defaults(self, usage: Usage) -> BatchDefaults:
+        total = self.total_memory()
+        if total >= 160 * _GIB:
+            return BatchDefaults(16384, 1024)
+        # The 80 GiB card of the generation before Hopper computes too slowly for the long steps.
+        if total >= 70 * _GIB and self.capability >= (9, 0):
+            return BatchDefaults(16384 if usage == "llm" else 8192, 1024)
+        return BatchDefaults(8192 if usage == "llm" else 2048, 256)
+
+    def describe(self) -> str:
+        import torch
+
+        major, minor = self.capability
+        name = torch.cuda.get_device_name(self.index)
+        return f"{self.device} ({name}, capability {major}.{minor}, {self.total_memory() / _GIB:.1f} GiB)"
+
+    def synchronize(self) -> None:
+        import torch
+
+        torch.cuda.synchronize(self.index)
