@@ -1,7 +1,7 @@
 """Which files of a model hold its weights. No torch here: configuration code asks too.
 
-Given a folder or a single GGUF file and a load format, `find_weights` names the files to read, in order. Formats in order
-of preference where a folder has several: safetensors, PyTorch, GGUF.
+Given a folder or a single file and a load format, `find_weights` names the files to read, in order. Where a folder has
+several formats, "auto" prefers safetensors, then PyTorch, then GGUF.
 """
 
 import json

@@ -11,10 +11,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from octavo.errors import LoadError
 from octavo.loader import mapped
 from octavo.loader.gguf_families import Family, family_of, is_helper, is_stacked_experts, module_part
 from octavo.loader.gguf_file import GGUFFile, GGUFTensorInfo, open_gguf
-from octavo.loader.gguf_quants import PLAIN_TYPES, dequantize
+from octavo.loader.gguf_quants import DECODERS, PLAIN_TYPES, dequantize
 from octavo.logger import get_logger
 
 logger = get_logger(__name__)
@@ -45,6 +46,8 @@ class GGUFTensor:
 
     def raw(self) -> Tensor:
         """Block bytes `[..., bytes a row]` uint8, rows in the checkpoint's order, matrices as stored."""
+        if self.num_bytes == 0 and 0 not in self.stored_shape:
+            raise LoadError(f"GGUF {self.ggml_type} is unknown; decodable: {', '.join([*PLAIN_TYPES, *DECODERS])}")
         flat = mapped.view(self.data, self.offset, self.num_bytes, torch.uint8)
         rows = flat.view(*self.stored_shape[:-1], -1)
         return _half_split_rows(rows, self.interleaved_heads) if rows.dim() > 1 else rows

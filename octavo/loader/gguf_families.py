@@ -1,6 +1,6 @@
 """GGUF architectures we can read: what they are called elsewhere, and how their tensors map to checkpoint names.
 
-One row a family in `FAMILIES`. A name table maps module names as GGUF has them to those of the family's usual checkpoint;
+One row a family in `FAMILIES`. A name table maps module names as GGUF has them to those of the family's checkpoints;
 `{}` stands for the layer number, and the ending (`.weight`, `.bias`) is kept. The converter that wrote the file changed
 some tensors; the flags of a row say which, so that reading can undo it:
 

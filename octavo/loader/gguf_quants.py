@@ -1,7 +1,7 @@
 """ggml block formats decoded with torch, on whatever device the blocks lie.
 
-A tensor is a sequence of blocks along its last dimension; each block packs 32 or 256 small integers with the scales that
-turn them into floats. Every decoder takes blocks `[num_blocks, bytes a block]` uint8 and returns float32
+A tensor is a sequence of blocks along its last dimension; each block packs 32 or 256 small integers with the scales
+that turn them into floats. Every decoder takes blocks `[num_blocks, bytes a block]` uint8 and returns float32
 `[num_blocks, values a block]`. The order of the multiplications and additions is that of the format's reference, so the
 results are equal to it bit for bit: keep it when touching this file, and fuse nothing.
 """

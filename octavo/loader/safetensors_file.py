@@ -1,8 +1,8 @@
 """safetensors files: the header checked in full, the data mapped.
 
 Layout: u64 header length (little endian), a JSON object `{name: {dtype, shape, data_offsets}}`, then the data, whose
-offsets count from the end of the header. Read here rather than through the `safetensors` package so that a tensor's pages
-can be given back as soon as it is loaded (see mapped.py).
+offsets count from the end of the header. Read here rather than through the `safetensors` package so that a tensor's
+pages can be given back as soon as it is loaded (see mapped.py).
 """
 
 import json
