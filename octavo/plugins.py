@@ -1,8 +1,8 @@
 """Plugins: other packages that add platforms, models, operators or stat loggers through entry points.
 
-An entry point names a function without arguments, which registers what it brings (or, for `octavo.platforms`, a `Platform`
-class; for `octavo.stat_loggers`, a logger class). Each group is loaded once in a process; a plugin that fails is logged by
-name and left out, so that it cannot keep the engine from starting.
+An entry point names a function without arguments, which registers what it brings (or, for `octavo.platforms`, a
+`Platform` class; for `octavo.stat_loggers`, a logger class). Each group is loaded once in a process; a plugin that
+fails is logged by name and left out, so that it cannot keep the engine from starting.
 """
 
 from functools import cache

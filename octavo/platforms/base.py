@@ -1,7 +1,7 @@
 """`Platform`: what the engine asks about the machine it runs on.
 
-Configuration asks before anything is loaded: data types, memory, defaults. The worker asks for its device and waits for it.
-torch is imported inside methods only, so that a process without a model (the front, the command line) stays light.
+Configuration asks before anything is loaded: data types, memory, defaults. The worker asks for its device and waits for
+it. torch is imported inside methods only, so that a process without a model (the front, the command line) stays light.
 """
 
 from abc import ABC, abstractmethod
@@ -72,5 +72,5 @@ class Platform(ABC):
         """The device in words, for the start-up log."""
         return self.device
 
-    def synchronize(self) -> None:
+    def synchronize(self) -> None:  # noqa: B027 (nothing to wait for is the right default)
         """Wait until the device has done all it was given."""

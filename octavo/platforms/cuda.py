@@ -1,10 +1,17 @@
 """NVIDIA GPUs through torch.cuda."""
 
+import sys
 from functools import cached_property
+from pathlib import Path
 
 from octavo.platforms.base import BatchDefaults, Platform, Usage
 
 _GIB = 1 << 30
+
+
+def has_driver(*device_files: str) -> bool:
+    """Whether Linux shows one of a driver's device files; without them, importing torch to ask is wasted time."""
+    return sys.platform != "linux" or any(Path(file).exists() for file in device_files)
 
 
 class CudaPlatform(Platform):
@@ -18,6 +25,8 @@ class CudaPlatform(Platform):
 
     @classmethod
     def is_available(cls) -> bool:
+        if not has_driver("/dev/nvidiactl", "/dev/dxg"):
+            return False
         import torch
 
         return torch.version.cuda is not None and torch.cuda.is_available()
@@ -44,7 +53,7 @@ class CudaPlatform(Platform):
     def total_memory(self) -> int:
         import torch
 
-        return torch.cuda.mem_get_info(self.index)[1]
+        return torch.cuda.get_device_properties(self.index).total_memory
 
     def available_memory(self) -> int:
         import torch

@@ -1,7 +1,7 @@
 """AMD GPUs: known, and refused until somebody has proven them."""
 
 from octavo.errors import ConfigError
-from octavo.platforms.cuda import CudaPlatform
+from octavo.platforms.cuda import CudaPlatform, has_driver
 
 
 class RocmPlatform(CudaPlatform):
@@ -11,6 +11,8 @@ class RocmPlatform(CudaPlatform):
 
     @classmethod
     def is_available(cls) -> bool:
+        if not has_driver("/dev/kfd"):
+            return False
         import torch
 
         return torch.version.hip is not None and torch.cuda.is_available()

@@ -1,0 +1,479 @@
+"""`resolve`: from what the user typed, the model's own configuration and the machine to the frozen `EngineConfig`.
+
+Pure: it opens no file and no device, all it needs is passed in. Every "auto" ends here, and each choice is written down
+in one line with its reason. Combinations of options are checked here; single options were checked where they are
+declared. What follows from the model's configuration alone stands in `config/model.py`.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.config import model as model_rules
+from octavo.config.args import EngineArgs
+from octavo.config.checkpoint import WEIGHT_FORMATS, Checkpoint
+from octavo.config.engine import (
+    CacheConfig,
+    CompilationConfig,
+    DeviceConfig,
+    EngineConfig,
+    LoadConfig,
+    ModelConfig,
+    ObservabilityConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    TokenizerConfig,
+)
+from octavo.config.hf import HFConfig
+from octavo.errors import ConfigError
+from octavo.platforms.base import Platform, Usage
+from octavo.types.kv_spec import DTYPE_BYTES
+
+GIB = 1 << 30
+MAX_DEFAULT_CPU_CACHE = 4 * GIB
+# Set aside on an accelerator for the worst step when the context is chosen to fit; the worker measures the real number.
+WORKING_SPACE_GUESS = GIB
+NEUTRAL_GENERATION_CONFIG = ("octavo", "vllm")
+COMPILATION_KEYS = ("mode", "cudagraph_capture_sizes", "max_cudagraph_capture_size")
+MAX_CAPTURE_SIZE = 512
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The configuration, and a line for each thing that was decided on the user's behalf."""
+
+    config: EngineConfig
+    decisions: list[str]
+
+
+def resolve(
+    args: EngineArgs,
+    hf_config: HFConfig,
+    platform: Platform,
+    *,
+    checkpoint: Checkpoint,
+    generation_config: Mapping[str, Any] | None = None,
+    native_architectures: Collection[str] = (),
+    chat_template: str | None = None,
+    usage: Usage = "server",
+) -> Resolved:
+    """Decide everything. Raises ConfigError naming the options that cannot be honoured, and what to change.
+
+    `generation_config` is the parsed generation_config.json, `native_architectures` those with a model file of Octavo's
+    own, `chat_template` the text of the template that replaces the tokenizer's.
+    """
+    notes: list[str] = []
+    hf = model_rules.override(hf_config, args.hf_overrides)
+    text = hf.text()
+    generation = dict(generation_config or {})
+    model_rules.check_is_served(hf)
+    _check_parallel(args, text)
+    _check_tokenizer(args)
+
+    load_format = _load_format(args, checkpoint, notes)
+    dtype = _dtype(args, text, platform, checkpoint, load_format, notes)
+    block_size = _block_size(args, platform)
+    cache_bytes = _cache_bytes(args, platform, checkpoint, dtype, notes)
+    room = cache_bytes if cache_bytes is not None else _accelerator_room(args, platform, checkpoint, dtype)
+    max_model_len = _max_model_len(args, text, dtype, block_size, room, notes)
+    scheduler = _scheduler(args, platform, max_model_len, usage, notes)
+    cache_bytes = _trim_cache(args, cache_bytes, text, dtype, block_size, scheduler, notes)
+
+    config = EngineConfig(
+        model=ModelConfig(
+            model=args.model,
+            path=checkpoint.path,
+            served_model_names=_served_names(args),
+            hf_config=hf,
+            architecture=hf.architecture,
+            model_impl=_model_impl(args, hf, native_architectures, notes),
+            dtype=dtype,
+            max_model_len=max_model_len,
+            seed=args.seed,
+            vocab_size=text.vocab_size,
+            revision=args.revision,
+            trust_remote_code=args.trust_remote_code,
+            max_logprobs=args.max_logprobs,
+            logprobs_mode=args.logprobs_mode,
+            default_sampling_params=_sampling_defaults(args, generation, notes),
+            eos_token_ids=model_rules.eos_token_ids(generation, hf),
+        ),
+        tokenizer=TokenizerConfig(
+            path=None if args.skip_tokenizer_init else checkpoint.tokenizer_path or checkpoint.path,
+            mode=args.tokenizer_mode,
+            revision=args.tokenizer_revision or args.revision,
+            trust_remote_code=args.trust_remote_code,
+            chat_template=chat_template,
+        ),
+        load=LoadConfig(load_format=load_format, download_dir=args.download_dir, use_tqdm=args.use_tqdm_on_load),
+        cache=CacheConfig(
+            block_size=block_size,
+            kv_cache_dtype=_kv_cache_dtype(args, dtype),
+            memory_utilization=_utilization(args, platform),
+            kv_cache_memory_bytes=cache_bytes,
+            num_blocks_override=args.num_gpu_blocks_override,
+            enable_prefix_caching=args.enable_prefix_caching is not False,
+            sliding_window_enabled=not args.disable_sliding_window,
+        ),
+        scheduler=scheduler,
+        parallel=ParallelConfig(executor=args.distributed_executor_backend or "uni"),
+        device=DeviceConfig(platform=platform.name, device=platform.device, num_threads=platform.num_threads),
+        compilation=_compilation(args, platform, scheduler.max_num_seqs),
+        observability=ObservabilityConfig(
+            disable_log_stats=args.disable_log_stats,
+            enable_log_requests=args.enable_log_requests,
+            max_log_len=args.max_log_len,
+        ),
+    )
+    return Resolved(config, notes)
+
+
+def _check_parallel(args: EngineArgs, text: HFConfig) -> None:
+    size = args.tensor_parallel_size
+    if size > 1:
+        heads, kv_heads = text.num_heads, text.num_kv_heads
+        legal = [n for n in range(1, heads + 1) if heads % n == 0 and kv_heads % n == 0]
+        if size not in legal:
+            raise ConfigError(
+                f"tensor_parallel_size={size} does not divide num_attention_heads={heads} and "
+                f"num_key_value_heads={kv_heads}; use {_either(legal)}.",
+                param="tensor_parallel_size",
+            )
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+        if getattr(args, name) > 1:
+            raise ConfigError(
+                f"{name}={getattr(args, name)} is not supported yet: an engine runs on one device; use {name}=1.",
+                param=name,
+            )
+
+
+def _either(values: list[int]) -> str:
+    words = [str(value) for value in values]
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " or " + words[-1]
+
+
+def _check_tokenizer(args: EngineArgs) -> None:
+    if not args.skip_tokenizer_init:
+        return
+    for name in ("tokenizer", "chat_template"):
+        if getattr(args, name) is not None:
+            raise ConfigError(
+                f"skip_tokenizer_init and {name} contradict each other; leave one of them out.", param=name
+            )
+
+
+def _served_names(args: EngineArgs) -> list[str]:
+    names = [args.served_model_name] if isinstance(args.served_model_name, str) else args.served_model_name
+    if names is not None and (not names or not all(names)):
+        raise ConfigError("served_model_name needs at least one name, and no empty one.", param="served_model_name")
+    return list(names) if names else [args.model]
+
+
+def _load_format(args: EngineArgs, checkpoint: Checkpoint, notes: list[str]) -> str:
+    wanted = args.load_format
+    if args.quantization == "gguf":
+        if wanted not in ("auto", "gguf"):
+            raise ConfigError(f"quantization=gguf and load_format={wanted} contradict each other.", param="load_format")
+        wanted = "gguf"
+    if wanted == "dummy":
+        return wanted
+    if not checkpoint.formats:
+        raise ConfigError(
+            f"{checkpoint.path} holds no weights: no *.safetensors, pytorch_model*.bin or *.gguf file. Download them, "
+            "or start with load_format=dummy for random ones.",
+            param="model",
+        )
+    if wanted == "auto":
+        chosen = next(name for name in WEIGHT_FORMATS if name in checkpoint.formats)
+        if len(checkpoint.formats) > 1:
+            notes.append(f"load_format={chosen}: preferred among {', '.join(checkpoint.formats)}, which are all there")
+        return chosen
+    if wanted not in checkpoint.formats:
+        raise ConfigError(
+            f"load_format={wanted}, but {checkpoint.path} holds {' and '.join(checkpoint.formats)}; "
+            "leave load_format out.",
+            param="load_format",
+        )
+    return wanted
+
+
+def _dtype(
+    args: EngineArgs, text: HFConfig, platform: Platform, checkpoint: Checkpoint, load_format: str, notes: list[str]
+) -> str:
+    asked = model_rules.DTYPE_NAMES.get(args.dtype, args.dtype)
+    if asked != "auto":
+        if asked not in platform.supported_dtypes:
+            raise ConfigError(
+                f"dtype={args.dtype} is not supported on {platform.name}; "
+                f"use {' or '.join(platform.supported_dtypes)}.",
+                param="dtype",
+            )
+        return asked
+    stored = checkpoint.stored_dtype or model_rules.stored_dtype(text) or "float32"
+    preferred = platform.preferred_dtype
+    if platform.supports_graphs:  # an accelerator: 16 bits, the checkpoint's own kind where it can
+        if stored in ("float16", "bfloat16") and stored in platform.supported_dtypes:
+            return stored
+        notes.append(
+            f"dtype={preferred}: the checkpoint is {stored}, and {preferred} is what {platform.name} is built for"
+        )
+        return preferred
+    if stored == preferred:
+        return stored
+    if stored == "float32":
+        notes.append("dtype=float32: that of the checkpoint")
+        return stored
+    if preferred == "float32" and not _fits(checkpoint, "float32", platform):
+        fallback = stored if stored in platform.supported_dtypes else "bfloat16"
+        notes.append(f"dtype={fallback}: the weights would not fit in memory as float32")
+        return fallback
+    notes.append(
+        f"dtype={preferred}: the checkpoint is {stored}, and this {platform.name} computes fastest in {preferred}"
+    )
+    return preferred
+
+
+def _weight_bytes(checkpoint: Checkpoint, dtype: str) -> int:
+    return checkpoint.num_parameters * DTYPE_BYTES[dtype]
+
+
+def _fits(checkpoint: Checkpoint, dtype: str, platform: Platform) -> bool:
+    """Whether the weights leave a quarter of the free memory for everything else."""
+    return _weight_bytes(checkpoint, dtype) <= platform.available_memory() * 3 // 4
+
+
+def _kv_cache_dtype(args: EngineArgs, dtype: str) -> str:
+    asked = model_rules.DTYPE_NAMES.get(args.kv_cache_dtype, args.kv_cache_dtype)
+    if asked not in ("auto", dtype):
+        raise ConfigError(
+            f"kv_cache_dtype={args.kv_cache_dtype} with dtype={dtype} is not supported yet: the cache keeps the "
+            "model's data type; leave kv_cache_dtype out or change dtype.",
+            param="kv_cache_dtype",
+        )
+    return dtype
+
+
+def _block_size(args: EngineArgs, platform: Platform) -> int:
+    size = args.block_size or platform.default_block_size
+    if size & (size - 1):
+        raise ConfigError(f"block_size={size} is not a power of two; use 16, 32, 64 or 128.", param="block_size")
+    return size
+
+
+def _utilization(args: EngineArgs, platform: Platform) -> float:
+    return args.gpu_memory_utilization or platform.default_memory_utilization or 1.0
+
+
+def _cache_bytes(
+    args: EngineArgs, platform: Platform, checkpoint: Checkpoint, dtype: str, notes: list[str]
+) -> int | None:
+    """Bytes of the KV cache where they are known before the device is measured; None: the worker takes its share."""
+    sizing = ("kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override")
+    given = [name for name in sizing if getattr(args, name) is not None]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} all size the KV cache; give one of them.", param=given[0])
+    if args.kv_cache_memory_bytes is not None:
+        return args.kv_cache_memory_bytes
+    if given or platform.default_memory_utilization is not None:
+        return None
+    available, weights = platform.available_memory(), _weight_bytes(checkpoint, dtype)
+    if available <= weights:
+        raise ConfigError(
+            f"the weights take {_gib(weights)} as {dtype}, but {_gib(available)} of memory are free; use a smaller "
+            "model or free memory.",
+            param="model",
+        )
+    size = min((available - weights) // 2, MAX_DEFAULT_CPU_CACHE)
+    notes.append(
+        f"kv_cache_memory_bytes={size}: at most half of the {_gib(available - weights)} that weights leave free, "
+        f"and at most {_gib(MAX_DEFAULT_CPU_CACHE)}"
+    )
+    return size
+
+
+def _accelerator_room(args: EngineArgs, platform: Platform, checkpoint: Checkpoint, dtype: str) -> int:
+    """About how many bytes the worker will find for the KV cache."""
+    share = int(platform.total_memory() * _utilization(args, platform))
+    return max(0, share - _weight_bytes(checkpoint, dtype) - WORKING_SPACE_GUESS)
+
+
+def _max_model_len(args: EngineArgs, text: HFConfig, dtype: str, block_size: int, room: int, notes: list[str]) -> int:
+    limit, why = model_rules.context_length(text, disable_sliding_window=args.disable_sliding_window)
+    asked = args.max_model_len
+    if asked == 0:
+        raise ConfigError(
+            "max_model_len=0 leaves no room for a token; leave it out or give at least 1.", param="max_model_len"
+        )
+    if isinstance(asked, int) and asked > 0:
+        if asked > limit:
+            raise ConfigError(
+                f"max_model_len={asked} is more than the {limit} tokens the model is made for ({why}); lower it, or "
+                "extend the model through hf_overrides (rope_parameters, max_position_embeddings).",
+                param="max_model_len",
+            )
+        return asked
+    if args.num_gpu_blocks_override is not None:
+        room = 0
+    fitting = limit if room == 0 else model_rules.longest_fitting(text, dtype, limit, room, block_size)
+    if fitting < 1:
+        raise ConfigError(
+            f"a KV cache of {room} bytes holds not one block of {block_size} tokens; raise kv_cache_memory_bytes.",
+            param="kv_cache_memory_bytes",
+        )
+    if fitting < limit:
+        notes.append(f"max_model_len={fitting}: a KV cache of {_gib(room)} holds no request of {limit} tokens ({why})")
+    else:
+        notes.append(f"max_model_len={limit}: {why}")
+    return fitting
+
+
+def _scheduler(
+    args: EngineArgs, platform: Platform, max_model_len: int, usage: Usage, notes: list[str]
+) -> SchedulerConfig:
+    defaults = platform.batch_defaults(usage)
+    chunked = args.enable_chunked_prefill is not False
+    if not chunked and args.long_prefill_token_threshold:
+        raise ConfigError(
+            "long_prefill_token_threshold cuts prompts into chunks, which enable_chunked_prefill=False forbids; leave "
+            "one of them out.",
+            param="long_prefill_token_threshold",
+        )
+    budget, num_seqs = args.max_num_batched_tokens, args.max_num_seqs
+    if budget is not None and not chunked and budget < max_model_len:
+        raise ConfigError(
+            f"max_num_batched_tokens={budget} is less than max_model_len={max_model_len}, and "
+            "enable_chunked_prefill=False computes a prompt in one step; raise the budget, lower max_model_len or allow chunks.",
+            param="max_num_batched_tokens",
+        )
+    if budget is not None and num_seqs is not None and num_seqs > budget:
+        raise ConfigError(
+            f"max_num_seqs={num_seqs} is more than max_num_batched_tokens={budget}, and each running request needs a "
+            "token a step; lower the one or raise the other.",
+            param="max_num_seqs",
+        )
+    if budget is None:
+        budget = max(defaults.max_num_batched_tokens, num_seqs or 0, 0 if chunked else max_model_len)
+        budget = min(budget, (num_seqs or defaults.max_num_seqs) * max_model_len)
+        notes.append(
+            f"max_num_batched_tokens={budget}: default of {platform.name} ({usage}), given context and max_num_seqs"
+        )
+    if num_seqs is None:
+        num_seqs = min(defaults.max_num_seqs, budget)
+        notes.append(f"max_num_seqs={num_seqs}: default of {platform.name} ({usage})")
+    overlap = args.async_scheduling
+    if overlap is None:
+        overlap = platform.default_async_scheduling
+        reason = "the device computes while the host schedules" if overlap else "host and device are the same cores"
+        notes.append(f"async_scheduling={overlap}: {reason}")
+    return SchedulerConfig(
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=budget,
+        max_model_len=max_model_len,
+        policy=args.scheduling_policy,
+        enable_chunked_prefill=chunked,
+        long_prefill_token_threshold=args.long_prefill_token_threshold,
+        async_scheduling=overlap,
+        stream_interval=args.stream_interval,
+        max_num_queued_reqs=args.max_num_queued_reqs,
+        max_num_queued_tokens=args.max_num_queued_tokens,
+    )
+
+
+def _trim_cache(
+    args: EngineArgs,
+    cache_bytes: int | None,
+    text: HFConfig,
+    dtype: str,
+    block_size: int,
+    scheduler: SchedulerConfig,
+    notes: list[str],
+) -> int | None:
+    """Cut a default cache to what every row at full length could use: more would be allocated for nothing."""
+    if cache_bytes is None or args.kv_cache_memory_bytes is not None:
+        return cache_bytes
+    whole_blocks = -(-scheduler.max_model_len // block_size) * block_size
+    one_request = model_rules.kv_bytes(text, dtype, whole_blocks)
+    null_block = model_rules.kv_bytes(text, dtype, block_size)
+    useful = one_request * scheduler.max_num_seqs + null_block
+    if useful < cache_bytes:
+        notes.append(f"kv_cache_memory_bytes={useful}: enough for {scheduler.max_num_seqs} requests of full length")
+    return min(useful, cache_bytes)
+
+
+def _model_impl(args: EngineArgs, hf: HFConfig, native: Collection[str], notes: list[str]) -> str:
+    is_native = hf.architecture in native
+    if args.model_impl in ("octavo", "vllm") and not is_native:
+        raise ConfigError(
+            f"model_impl={args.model_impl}, but Octavo has no model file for {hf.architecture}; use "
+            f"model_impl=transformers, or a model of {', '.join(sorted(native))}.",
+            param="model_impl",
+        )
+    if args.model_impl == "transformers" or not is_native:
+        if args.model_impl == "auto":
+            notes.append(f"model_impl=transformers: Octavo has no model file of its own for {hf.architecture}")
+        return "transformers"
+    return "octavo"
+
+
+def _sampling_defaults(args: EngineArgs, generation: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    own = {} if args.generation_config in NEUTRAL_GENERATION_CONFIG else model_rules.sampling_defaults(generation)
+    defaults = model_rules.check_sampling_defaults(
+        own | model_rules.sampling_overrides(args.override_generation_config)
+    )
+    if defaults:
+        shown = ", ".join(f"{key}={value}" for key, value in defaults.items())
+        notes.append(f"default sampling parameters: {shown} (generation_config=octavo turns the model's off)")
+    return defaults
+
+
+def _compilation(args: EngineArgs, platform: Platform, max_num_seqs: int) -> CompilationConfig:
+    details = args.compilation_config
+    unknown = sorted(set(details) - set(COMPILATION_KEYS))
+    if unknown:
+        raise ConfigError(
+            f"compilation_config has {', '.join(unknown)}, which is not supported yet; "
+            f"it takes {', '.join(COMPILATION_KEYS)}.",
+            param="compilation_config",
+        )
+    if details.get("mode", 0) != 0:
+        raise ConfigError(
+            f"compilation_config mode={details['mode']!r} is not supported yet: models are not compiled; use mode 0.",
+            param="compilation_config",
+        )
+    eager = args.enforce_eager or args.optimization_level == 0
+    asked = "cudagraph_capture_sizes" in details or "max_cudagraph_capture_size" in details
+    if asked and (eager or not platform.supports_graphs):
+        reason = "enforce_eager (or -O0) is set" if eager else f"{platform.name} has no graphs"
+        raise ConfigError(
+            f"compilation_config names capture sizes, but {reason}; leave one out.", param="compilation_config"
+        )
+    uses_graphs = platform.supports_graphs and not eager
+    return CompilationConfig(
+        enforce_eager=not uses_graphs,
+        capture_sizes=_capture_sizes(details, max_num_seqs) if uses_graphs else [],
+        attention_backend=args.attention_backend,
+        op_providers={str(key): str(value) for key, value in args.op_providers.items()},
+    )
+
+
+def _capture_sizes(details: Mapping[str, Any], max_num_seqs: int) -> list[int]:
+    """Decode batch sizes to capture, small ones first: they are needed first."""
+    sizes = details.get("cudagraph_capture_sizes")
+    largest = details.get("max_cudagraph_capture_size", MAX_CAPTURE_SIZE)
+    for key, values in (("cudagraph_capture_sizes", sizes), ("max_cudagraph_capture_size", [largest])):
+        if values is not None and not (
+            isinstance(values, list) and all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in values)
+        ):
+            raise ConfigError(
+                f"compilation_config {key}={details[key]!r} must hold positive integers.", param="compilation_config"
+            )
+    if sizes is None:
+        sizes = [1, 2, 4, *range(8, 257, 8), *range(272, largest + 1, 16)]
+    chosen = {n for n in sizes if n <= min(largest, max_num_seqs)}
+    if max_num_seqs <= largest:
+        chosen.add(max_num_seqs)
+    return sorted(chosen)
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.2f} GiB"
