@@ -1,0 +1,85 @@
+"""`ServerArgs`: what a user types about the HTTP server, besides the engine's options."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.config.options import check_options, option
+from octavo.errors import ConfigError
+
+_LISTEN, _ACCESS, _CHAT, _REPLIES = "Listening", "Access", "Chat", "Replies"
+LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
+
+
+@dataclass(kw_only=True)
+class ServerArgs:
+    """Options of the server. Wrong values raise `ConfigError` naming the option."""
+
+    host: str = option("127.0.0.1", "Address to listen at; 0.0.0.0 is every address of the machine.", group=_LISTEN)
+    port: int = option(8000, "Port to listen at; 0 takes a free one.", group=_LISTEN, low=0, high=65535)
+    uds: str | None = option(None, "Unix domain socket to listen at instead.", group=_LISTEN)
+    root_path: str = option("", "Path prefix under which a proxy shows the server.", group=_LISTEN)
+    ssl_keyfile: str | None = option(None, "Private key of the server's certificate.", group=_LISTEN)
+    ssl_certfile: str | None = option(None, "Certificate of the server, with its chain.", group=_LISTEN)
+    ssl_ca_certs: str | None = option(None, "Certificates that client certificates are checked against.", group=_LISTEN)
+    ssl_cert_reqs: int = option(
+        0, "Client certificates: 0 none, 1 optional, 2 required.", group=_LISTEN, choices=(0, 1, 2)
+    )
+    ssl_ciphers: str | None = option(None, "Ciphers to offer, in OpenSSL's notation.", group=_LISTEN)
+    shutdown_timeout: float = option(
+        0.0, "Seconds that running requests get to finish after SIGTERM or SIGINT.", group=_LISTEN, low=0
+    )
+    uvicorn_log_level: str = option("info", "Log level of the HTTP server.", group=_LISTEN, choices=LOG_LEVELS)
+    disable_uvicorn_access_log: bool = option(False, "No log line for each HTTP request.", group=_LISTEN)
+
+    api_key: list[str] | str | None = option(
+        None, "Keys of which a request must bring one. Default: OCTAVO_API_KEY, else open to all.", group=_ACCESS
+    )
+    allowed_origins: list[str] = option([], "Web origins that browsers may call from (CORS); * is all.", group=_ACCESS)
+    allowed_methods: list[str] = option(["*"], "HTTP methods allowed to those origins.", group=_ACCESS)
+    allowed_headers: list[str] = option(["*"], "HTTP headers allowed to those origins.", group=_ACCESS)
+    allow_credentials: bool = option(False, "Let those origins send cookies and keys.", group=_ACCESS)
+    enable_request_id_headers: bool = option(False, "Answer with the request's id in X-Request-Id.", group=_ACCESS)
+    enable_server_load_tracking: bool = option(False, "Serve the number of open requests at /load.", group=_ACCESS)
+    disable_fastapi_docs: bool = option(False, "Do not serve /docs and /openapi.json.", group=_ACCESS)
+
+    chat_template_content_format: str = option(
+        "auto",
+        "Whether the chat template gets a message's content as text (string) or as parts (openai). auto: as it reads it.",
+        group=_CHAT,
+        choices=("auto", "string", "openai"),
+    )
+    default_chat_template_kwargs: dict[str, Any] = option(
+        {}, "Variables for the chat template, unless a request sets them.", group=_CHAT
+    )
+    trust_request_chat_template: bool = option(
+        False, "Let requests bring a chat template of their own, run in a sandbox.", group=_CHAT
+    )
+    escape_special_tokens: bool = option(
+        False, "Encode special tokens that clients write into messages as plain text.", group=_CHAT
+    )
+    response_role: str = option("assistant", "Role of the answering message.", group=_CHAT)
+
+    return_tokens_as_token_ids: bool = option(
+        False, "Show the tokens of logprobs as token_id:N, so that any token can be told.", group=_REPLIES
+    )
+    enable_prompt_tokens_details: bool = option(
+        False, "Say in usage how many prompt tokens came from the cache.", group=_REPLIES
+    )
+    enable_force_include_usage: bool = option(
+        False, "End every stream with its usage, as if stream_options asked for it.", group=_REPLIES
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        for one, other in (("ssl_keyfile", "ssl_certfile"), ("ssl_certfile", "ssl_keyfile")):
+            if getattr(self, one) and not getattr(self, other):
+                raise ConfigError(f"{one} needs {other}.", param=other)
+        for name in ("ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers"):
+            if getattr(self, name) and not self.ssl_certfile:
+                raise ConfigError(f"{name} has no effect without ssl_certfile and ssl_keyfile.", param=name)
+        if self.ssl_cert_reqs and not self.ssl_ca_certs:
+            raise ConfigError("ssl_cert_reqs needs ssl_ca_certs to check against.", param="ssl_cert_reqs")
+        if self.allow_credentials and not self.allowed_origins:
+            raise ConfigError("allow_credentials has no effect without allowed_origins.", param="allow_credentials")
+        if self.root_path and not self.root_path.startswith("/"):
+            raise ConfigError(f"root_path={self.root_path!r} must start with a slash.", param="root_path")
