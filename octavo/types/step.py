@@ -38,6 +38,10 @@ class SchedulerOutput(msgspec.Struct, array_like=True):
 
     Decode rows (one token) come first, so that a mixed step is one run of decodes followed by prefill chunks.
     Freed rows are processed before new ones: a new request may take a row freed in the same step.
+    In each layer the keys and values of all rows are written before any row reads: a row's table may hold blocks that
+    another row of the same step fills (they have the prefix in common).
+    A windowed group's blocks are taken back without a word once its row's window has passed them: the row's old table
+    entries then lead to foreign numbers, of which nothing may count (0 × NaN is NaN).
     """
 
     step_id: int
