@@ -1,0 +1,206 @@
+"""Choosing tokens: temperature, min-p, top-k, top-p, and Gumbel-max with counter-based noise.
+
+Noise is a pure function of (seed, position, token id): Philox4x32-10 with key = the 64-bit seed and counter
+(token_id // 4, position, 0, 0), lane token_id % 4. Neither batch nor preemption nor kernel changes a sample.
+
+Which tokens survive, on x = logits / temperature (by value, so that equal logits are kept or dropped together):
+  min_p   x >= max(x) + log(min_p)
+  top_k   fewer than k tokens are more likely
+  top_p   among the survivors of both, the tokens more likely than this one hold less than top_p of the mass
+"""
+
+import numpy as np
+import torch
+
+from octavo.ops.registry import op
+from octavo.ops.triton_support import has_triton, runs_on_triton
+
+_PHILOX_M0, _PHILOX_M1 = 0xD2511F53, 0xCD9E8D57
+_PHILOX_W0, _PHILOX_W1 = 0x9E3779B9, 0xBB67AE85
+_LOW32 = 0xFFFFFFFF
+
+
+def philox4x32(
+    counter: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], key: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Philox4x32-10 (Salmon et al. 2011): four words of 32 random bits for each counter, as int64 in [0, 2^32).
+
+    All words are int64 and broadcast against one another, so that words shared by a whole row cost nothing.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        # Only the low 64 bits of a product matter and int64 wraps to just them. Words are masked where they are
+        # multiplied; until then their upper halves hold rubbish.
+        product0 = (c0 & _LOW32) * _PHILOX_M0
+        product1 = (c2 & _LOW32) * _PHILOX_M1
+        c0 = (product1 >> 32) ^ (c1 ^ k0)
+        c2 = (product0 >> 32) ^ (c3 ^ k1)
+        c1, c3 = product1, product0
+        k0 = (k0 + _PHILOX_W0) & _LOW32
+        k1 = (k1 + _PHILOX_W1) & _LOW32
+    return c0 & _LOW32, c1 & _LOW32, c2 & _LOW32, c3 & _LOW32
+
+
+def _random_words(
+    seeds: torch.Tensor, positions: torch.Tensor, blocks: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    zero = torch.zeros_like(seeds)
+    counter = (blocks, positions.long() & _LOW32, zero, zero)
+    return philox4x32(counter, (seeds & _LOW32, (seeds >> 32) & _LOW32))
+
+
+def _gumbel(bits: torch.Tensor) -> torch.Tensor:
+    """Standard Gumbel noise, float32, from words of 32 random bits: -log(-log(1 - u)) with u = (bits + ½) / 2^32.
+
+    Large noise, which decides the winner, comes from small u, where float32 is finest. u < 1 keeps the noise finite.
+    """
+    u = bits.float().add_(0.5).mul_(2.0**-32).clamp_(max=1.0 - 2.0**-24)
+    return u.neg_().log1p_().neg_().log_().neg_()
+
+
+def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Noise of every token, float32 [num, vocab_size], for seeds [num] int64 and positions [num]."""
+    blocks = torch.arange((vocab_size + 3) // 4, device=seeds.device)
+    words = _random_words(seeds[:, None], positions[:, None], blocks)
+    return _gumbel(torch.stack(words, dim=-1)).flatten(1)[:, :vocab_size]
+
+
+def _gumbel_noise_at(
+    seeds: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor, vocab_size: int
+) -> torch.Tensor:
+    """Noise of the tokens token_ids [n] int64 under one seed [1] and position [1]; float32 [n]."""
+    if 4 * token_ids.shape[0] >= vocab_size:  # four words come at a time: by then the whole row costs no more
+        return gumbel_noise(seeds, positions, vocab_size)[0, token_ids]
+    words = torch.stack(_random_words(seeds, positions, token_ids // 4), dim=-1)
+    return _gumbel(words.gather(-1, (token_ids % 4)[:, None]).squeeze(-1))
+
+
+def survivor_threshold(x: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
+    """The smallest value that survives min_p, top_k (0: off) and top_p in each row of x; [num, vocab] -> [num, 1]."""
+    values = x.sort(dim=-1, descending=True).values
+    largest = values[:, :1]
+    last = torch.where(top_k > 0, top_k, x.shape[-1]).clamp(max=x.shape[-1]).long() - 1
+    floor = torch.maximum(values.gather(1, last[:, None]), largest + min_p.log()[:, None])
+    mass = torch.where(values >= floor, (values - largest).exp().double(), 0.0)
+    mass_ahead = mass.cumsum(-1) - mass
+    inside = mass_ahead < top_p[:, None].double() * mass.sum(-1, keepdim=True)
+    nucleus = values.masked_fill(~inside, float("inf")).amin(-1, keepdim=True)
+    return torch.where(top_p[:, None] < 1.0, torch.maximum(floor, nucleus), floor)
+
+
+@op
+def sample(
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seeds: torch.Tensor,
+    all_greedy: bool = False,
+    any_filter: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose one token for each row of logits [num, vocab]; returns (token_ids [num] int32, is_bad [num] bool).
+
+    rows [num] int32 is the permanent row of each logits row (-1: padding, result meaningless), positions [num] int32
+    the index of the token being generated. The parameters are indexed by permanent row: temperature, top_p, min_p
+    float32, top_k int32, seeds int64. Temperature 0 takes the most likely token, the lowest id among equals.
+    A row without a finite maximum (NaN, +inf, or everything masked) is bad: it gets token 0, its neighbours what they
+    would have got alone. The host may promise that every row is greedy, or that none has a filter.
+    """
+    largest, token_ids = logits.max(dim=-1)
+    is_bad = ~largest.isfinite()
+    if not all_greedy:
+        index = rows.clamp(min=0).long()
+        temp = temperature[index]
+        is_greedy = (temp == 0) | (rows < 0)
+        x = logits.float() * (1.0 / torch.where(is_greedy, 1.0, temp))[:, None]
+        if any_filter:
+            threshold = survivor_threshold(x, top_k[index], top_p[index], min_p[index])
+            x = x.masked_fill(x < threshold, -float("inf"))
+        noisy = x + gumbel_noise(seeds[index], positions, logits.shape[-1])
+        token_ids = torch.where(is_greedy, token_ids, noisy.argmax(dim=-1))
+    return token_ids.masked_fill(is_bad, 0).int(), is_bad
+
+
+@sample.register("cpu", accepts=lambda logits, *args, **kwargs: logits.device.type == "cpu")
+def _sample_cpu(
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seeds: torch.Tensor,
+    all_greedy: bool = False,
+    any_filter: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Row by row, so that a row's floats cannot depend on its neighbours; noise only for tokens that survive."""
+    largest, token_ids = logits.max(dim=-1)
+    is_bad = ~largest.isfinite()
+    token_ids.masked_fill_(is_bad, 0)
+    if all_greedy:
+        return token_ids.int(), is_bad
+    index = rows.clamp(min=0).long()
+    temp = temperature[index].masked_fill_((rows < 0) | is_bad, 0.0)
+    inverse_temp = (1.0 / temp).tolist()
+    seed, position = seeds[index], positions.long()
+    k, p, m = top_k[index].tolist(), top_p[index].tolist(), min_p[index].tolist()
+    for i in temp.nonzero().flatten().tolist():
+        x = logits[i].float() * inverse_temp[i]
+        if any_filter and (k[i] > 0 or p[i] < 1.0 or m[i] > 0.0):
+            x_np = x.numpy()
+            kept = torch.from_numpy(np.flatnonzero(x_np >= _survivor_threshold_cpu(x_np, k[i], p[i], m[i])))
+            noisy = x[kept] + _gumbel_noise_at(seed[i : i + 1], position[i : i + 1], kept, x.shape[0])
+            token_ids[i] = kept[noisy.argmax()]
+        else:
+            noisy = x + gumbel_noise(seed[i : i + 1], position[i : i + 1], x.shape[0])[0]
+            token_ids[i] = noisy.argmax()
+    return token_ids.int(), is_bad
+
+
+def _survivor_threshold_cpu(x: np.ndarray, top_k: int, top_p: float, min_p: float) -> np.float32:
+    """`survivor_threshold` of one row x [vocab]; in NumPy, whose sort and partition are ten times torch's."""
+    largest = x.max()
+    floor = largest + np.log(np.float32(min_p)) if min_p > 0 else np.float32(-np.inf)
+    if 0 < top_k < x.shape[0]:
+        kth = x.shape[0] - top_k
+        floor = max(floor, np.partition(x, kth)[kth])
+    if top_p >= 1.0:
+        return floor
+    survivors = np.sort(x[x >= floor])[::-1]
+    mass = np.exp(survivors - largest).astype(np.float64)
+    mass_so_far = mass.cumsum()
+    return survivors[mass_so_far - mass < top_p * mass_so_far[-1]][-1]
+
+
+@sample.register("triton", supported=has_triton, accepts=lambda logits, *args, **kwargs: runs_on_triton(logits))
+def _sample_triton(*args: torch.Tensor, **kwargs: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    from octavo.ops import sampling_triton
+
+    return sampling_triton.sample(*args, **kwargs)
+
+
+def _inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
+    """Greedy, plain and filtered rows side by side; flat and peaked logits, sizes that end inside a block."""
+    # One row each: plain, k, p, k and p, min_p, k larger than the kernels' candidate lists, all three, greedy.
+    temperature = torch.tensor([1.0, 0.7, 1.5, 1.0, 1.0, 2.0, 0.9, 0.0])
+    top_k = torch.tensor([0, 5, 0, 40, 0, 2100, 50, 7], dtype=torch.int32)
+    top_p = torch.tensor([1.0, 1.0, 0.9, 0.5, 1.0, 0.8, 0.95, 0.1])
+    min_p = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.1, 0.0, 0.02, 0.0])
+    max_rows = len(top_k)
+    seeds = torch.randint(-(2**63), 2**63 - 1, (max_rows,), generator=rng)
+    parameters = tuple(t.to(device) for t in (temperature, top_k, top_p, min_p, seeds))
+    rows = torch.cat((torch.randperm(max_rows, generator=rng), torch.tensor([-1]))).to(device, torch.int32)
+    positions = torch.randint(0, 2**17, (max_rows + 1,), generator=rng).to(device, torch.int32)
+    for vocab_size, scale in ((2999, 3.0), (37, 2.0)):
+        logits = (torch.randn(max_rows + 1, vocab_size, generator=rng) * scale).to(device, dtype)
+        yield (logits, rows, positions, *parameters)
+    yield (logits, rows, positions, *parameters, True, False)
+    yield (logits, rows, positions, *parameters, False, False)
+
+
+sample.inputs = _inputs
