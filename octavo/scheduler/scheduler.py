@@ -71,10 +71,10 @@ class Scheduler:
             max_chunk=config.max_num_batched_tokens,
             enable_prefix_caching=cache_config.enable_prefix_caching,
         )
-        # The last token is sampled, not computed, and needs no slot.
+        # Where every request ends at the latest. Its last token is sampled, not computed, and needs no slot.
         self._pool_tokens = self._kv.max_request_tokens(config.max_model_len)
-        self._max_total_tokens = min(config.max_model_len, self._pool_tokens + 1)
-        if self._max_total_tokens < config.max_model_len:
+        self.max_total_tokens = min(config.max_model_len, self._pool_tokens + 1)
+        if self.max_total_tokens < config.max_model_len:
             logger.warning(
                 "the KV cache holds %d tokens, less than max_model_len=%d: answers end there, with reason 'length'",
                 self._pool_tokens,
@@ -116,7 +116,7 @@ class Scheduler:
         check_request(engine_request, self._config, self._pool_tokens)
         check_queue(engine_request, self._config, self._waiting)
         priority = engine_request.priority if self._has_priorities else 0
-        request = Request(engine_request, self._num_arrivals, priority, self._max_total_tokens, self._kv.num_groups)
+        request = Request(engine_request, self._num_arrivals, priority, self.max_total_tokens, self._kv.num_groups)
         self._num_arrivals += 1
         self._requests[request.request_id] = request
         self._waiting.push(request)
