@@ -7,7 +7,13 @@ from octavo.layers.linear import Linear, RowLinear
 from octavo.layers.norm import RMSNorm
 
 # Names in checkpoints' `hidden_act` and the gate of `ops.activation` they mean.
-GATED_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+GATED_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+}
 
 
 class GatedMLP(nn.Module):

@@ -42,7 +42,7 @@ def prepare_inputs(
     input_ids.copy_(token_ids[token_row, positions])
     for table, size, slots, step_table in zip(block_tables, block_sizes, slot_mappings, step_tables, strict=True):
         block = table[token_row, positions // size].long()
-        torch.where(valid[request], block * size + positions % size, -1, out=slots)
+        slots.copy_(torch.where(valid[request], block * size + positions % size, -1))
         torch.index_select(table, 0, row, out=step_table)
     num_computed[row] = seq_lens
 

@@ -44,9 +44,7 @@ class InputBatch:
         self.logits_index: torch.Tensor | None = None
         self.sampling_rows = self.decode_rows
 
-    def prepare_mixed(
-        self, rows: list[int], query_lens: list[int], sampling: list[int]
-    ) -> StepContext:
+    def prepare_mixed(self, rows: list[int], query_lens: list[int], sampling: list[int]) -> StepContext:
         """Fill the buffers for any mix of chunks and decodes; `sampling` are the indices of requests that need logits."""
         num, total = len(rows), sum(query_lens)
         starts = np.zeros(num + 1, dtype=np.int32)
@@ -72,9 +70,7 @@ class InputBatch:
         lens = state.num_computed_np[rows_np] + np.diff(starts)
         self._gather(row_view, request_view, start_view, num, total)
         state.num_computed_np[rows_np] = lens
-        return self.context(
-            num, total, start_view, max(query_lens), int(lens.max()), starts.tolist(), lens.tolist()
-        )
+        return self.context(num, total, start_view, max(query_lens), int(lens.max()), starts.tolist(), lens.tolist())
 
     def prepare_decode_rows(self, rows: list[int], padded: int) -> None:
         """Send the rows of a decode step (one token each) if they differ from the last decode step's, padded with scratch."""

@@ -55,9 +55,7 @@ class PromptLogprobs:
     def remove_row(self, row: int) -> None:
         self.wanted.pop(row, None)
 
-    def collect(
-        self, step: SchedulerOutput, hidden_states: torch.Tensor, context: StepContext
-    ) -> PromptScores | None:
+    def collect(self, step: SchedulerOutput, hidden_states: torch.Tensor, context: StepContext) -> PromptScores | None:
         """Score the chunk's prompt positions; position p is scored by the logits of p - 1, so a prompt's first has none."""
         if not self.wanted:
             return None

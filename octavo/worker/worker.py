@@ -75,7 +75,10 @@ class Worker:
         scheduler, cache = self.config.scheduler, self.config.cache
         self._make_runner(KVCacheConfig(2, groups))
         weights = weight_bytes(self.model)
-        tokens, requests = scheduler.max_num_batched_tokens, min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+        tokens, requests = (
+            scheduler.max_num_batched_tokens,
+            min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens),
+        )
         if self.device.type == "cpu":
             part = min(tokens, CPU_MEASURED_TOKENS)
             measured = measure_working_bytes(
@@ -83,7 +86,9 @@ class Worker:
             )
             working = measured * tokens // part
         else:
-            self.runner.dummy_step(tokens, requests)  # compiles kernels, so that the measured run allocates what is needed
+            self.runner.dummy_step(
+                tokens, requests
+            )  # compiles kernels, so that the measured run allocates what is needed
             working = measure_working_bytes(lambda: self.runner.dummy_step(tokens, requests), self.device)
         total, free = self._device_memory()
         limit = int(total * cache.memory_utilization)
@@ -152,7 +157,8 @@ class Worker:
     def _allocate_kv_cache(self, kv: KVCacheConfig) -> None:
         layers = attention_layers(self.model)
         buffers = [
-            torch.zeros(kv.num_blocks * kv.page_bytes, dtype=torch.uint8, device=self.device) for _ in range(kv.group_size)
+            torch.zeros(kv.num_blocks * kv.page_bytes, dtype=torch.uint8, device=self.device)
+            for _ in range(kv.group_size)
         ]
         for index, group in enumerate(kv.groups):
             spec = group.spec

@@ -1,0 +1,290 @@
+"""Every other decoder-only architecture: transformers' own module, with our paged attention, linears and norms put in.
+
+No per-model code. Three seams of transformers carry it:
+
+* its attention interface: "octavo" is registered as an implementation, and finds our layer by the module's `layer_idx`;
+  which layers there are, and what each keeps, is read off one pass on the meta device;
+* its output head: `logits` runs the model's own `forward` with the decoder replaced by one that returns the chosen hidden
+  states, so that soft caps, scales and biases of the head apply;
+* its loading: names, conversions and merged experts are transformers' business; what it reports as missing, unexpected or
+  misshapen is an error here.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from octavo.config.hf import HFConfig
+from octavo.errors import ConfigError, LoadError
+from octavo.layers.attention.layer import PagedAttention
+from octavo.layers.build import default_dtype
+from octavo.layers.causal_lm import CausalLM
+from octavo.layers.linear import Linear, LinearMethod
+from octavo.layers.norm import RMSNorm
+from octavo.logger import get_logger
+
+logger = get_logger(__name__)
+
+IMPLEMENTATION = "octavo"
+
+# What the attention function talks to; one model runs at a time in a process.
+_active: "TransformersForCausalLM | None" = None
+
+
+class TransformersForCausalLM(CausalLM):
+    """A transformers causal LM run by the engine. Built on the meta device; `load_checkpoint` brings the real weights."""
+
+    def __init__(self, cfg: HFConfig):
+        super().__init__()
+        self.hf_config = _transformers_config(cfg)
+        self.paged_layers = nn.ModuleList(_discover_attention(self.hf_config, cfg.architecture))
+        self.hf_model: Any = None
+
+    def load_checkpoint(
+        self,
+        path: str,
+        load_format: str,
+        method_for: Callable[[str, Linear], LinearMethod],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> str:
+        """Load the weights through transformers and swap our layers in; returns a sentence for the log.
+
+        Raises LoadError naming every tensor that is missing, unexpected or misshapen.
+        """
+        started = time.perf_counter()
+        if load_format == "dummy":
+            with torch.device(device), default_dtype(dtype):
+                self.hf_model = _auto_class().from_config(self.hf_config)
+        elif load_format == "gguf":
+            raise ConfigError(
+                f"{self.hf_config.model_type} has no native implementation, and GGUF files load into native models only; "
+                "use the safetensors checkpoint."
+            )
+        else:
+            self.hf_model, info = _auto_class().from_pretrained(
+                path, config=self.hf_config, dtype=dtype, output_loading_info=True, local_files_only=True
+            )
+            _check_ledger(info, path)
+            self.hf_model.to(device)
+        self.hf_model.eval().requires_grad_(False)
+        swapped = _swap_layers(self.hf_model, method_for)
+        prefix = self.hf_model.base_model_prefix
+        self.decoder = getattr(self.hf_model, prefix)
+        self.head = _Given()
+        setattr(self.hf_model, prefix, self.head)
+        return f"transformers backend: {swapped}, {time.perf_counter() - started:.1f} s"
+
+    def forward(
+        self, input_ids: torch.Tensor | None, positions: torch.Tensor, inputs_embeds: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        embeds = None if inputs_embeds is None else inputs_embeds[None]
+        ids = None if input_ids is None or embeds is not None else input_ids[None]
+        with self._serving():
+            out = self.decoder(
+                input_ids=ids, inputs_embeds=embeds, position_ids=positions[None], use_cache=False, return_dict=True
+            )
+        return out.last_hidden_state[0]
+
+    def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        self.head.hidden_states = hidden_states[None]
+        return self.hf_model(input_ids=None, use_cache=False, return_dict=True).logits[0]
+
+    @contextlib.contextmanager
+    def _serving(self):
+        global _active
+        previous, _active = _active, self
+        try:
+            yield
+        finally:
+            _active = previous
+
+
+class _Given(nn.Module):
+    """Stands where the decoder stood: returns the hidden states it was given."""
+
+    hidden_states: torch.Tensor
+
+    @property
+    def decoder(self) -> "_Given":
+        """Some heads call `model.decoder` (OPT)."""
+        return self
+
+    def forward(self, *args: Any, **kwargs: Any) -> "_Output":
+        return _Output(self.hidden_states)
+
+
+class _Output:
+    """A decoder's output as heads read it: the hidden states by name or as item 0, and None for all else."""
+
+    def __init__(self, hidden_states: torch.Tensor):
+        self.last_hidden_state = hidden_states
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index != 0:
+            raise IndexError(index)
+        return self.last_hidden_state
+
+
+def _auto_class() -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM
+
+
+def _transformers_config(cfg: HFConfig) -> Any:
+    from transformers import CONFIG_MAPPING
+
+    if cfg.model_type not in CONFIG_MAPPING:
+        raise ConfigError(
+            f"model_type={cfg.model_type!r} ({cfg.architecture}) is known neither to Octavo nor to the installed "
+            "transformers; a newer transformers may know it."
+        )
+    data = {k: v for k, v in cfg.data.items() if k not in ("max_model_len", "quantization_config")}
+    config = CONFIG_MAPPING[cfg.model_type].from_dict(data)
+    config._attn_implementation = IMPLEMENTATION
+    _register()
+    return config
+
+
+def _register() -> None:
+    from transformers import AttentionInterface
+
+    # No mask function is registered on purpose: transformers then builds no masks.
+    AttentionInterface.register(IMPLEMENTATION, _paged)
+
+
+def _paged(module: nn.Module, query, key, value, attention_mask=None, *, scaling=None, **kwargs: Any):
+    """transformers' attention function: query [1, heads, tokens, head_dim] → ([1, tokens, heads, head_dim], None)."""
+    assert _active is not None, "the model runs outside TransformersForCausalLM.forward"
+    layer = _active.paged_layers[module.layer_idx]
+    q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
+    width = v.shape[-1]
+    if width < k.shape[-1]:  # latent attention has narrower values; one page holds both
+        v = nn.functional.pad(v, (0, k.shape[-1] - width))
+    layer.sinks = kwargs.get("s_aux")
+    return layer.attend(q, k, v)[None, ..., :width], None
+
+
+class _Recorder:
+    """Collects what each attention layer is, during one pass on the meta device."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, PagedAttention] = {}
+
+    def __call__(self, module: nn.Module, query, key, value, attention_mask=None, *, scaling=None, **kwargs: Any):
+        if not getattr(module, "is_causal", True):
+            raise ConfigError("only causal attention is supported by the transformers backend")
+        if attention_mask is not None:
+            raise ConfigError(f"{type(module).__name__} computes an attention mask of its own")
+        if module.layer_idx in self.layers or value.shape[1] != key.shape[1] or value.shape[-1] > key.shape[-1]:
+            raise ConfigError(f"{type(module).__name__} is not plain attention over one key and value a head")
+        self.layers[module.layer_idx] = PagedAttention(
+            query.shape[1],
+            key.shape[1],
+            key.shape[-1],
+            scale=scaling,
+            window=kwargs.get("sliding_window"),
+            softcap=kwargs.get("softcap") or 0.0,
+        )
+        return torch.empty(*query.shape[:3], value.shape[-1], dtype=query.dtype, device="meta").transpose(1, 2), None
+
+
+def _discover_attention(config: Any, architecture: str) -> list[PagedAttention]:
+    """The paged layers of a model, from one pass of two tokens on the meta device; refuses what cannot run, with the reason."""
+    from transformers import AttentionInterface
+
+    try:
+        # bfloat16, since some operators have a meta version for that alone.
+        with torch.device("meta"), default_dtype(torch.bfloat16):
+            model = _auto_class().from_config(config, dtype=torch.bfloat16)
+    except KeyError as error:
+        raise ConfigError(
+            f"{architecture} has its own attention classes and none named {error}, so it cannot be paged."
+        ) from error
+    if type(model).__name__ != architecture and architecture not in ("?", ""):
+        raise ConfigError(
+            f"{architecture} is not the causal language model that transformers has for model_type={config.model_type!r} "
+            f"({type(model).__name__}); only decoder-only generation is supported."
+        )
+    if not getattr(model, "_supports_attention_backend", False):
+        raise ConfigError(f"{architecture} does not use transformers' attention interface, so it cannot be paged.")
+    if getattr(model, "_is_stateful", False):
+        raise ConfigError(f"{architecture} keeps recurrent state, which the transformers backend does not support.")
+    recorder = _Recorder()
+    AttentionInterface.register(IMPLEMENTATION, recorder)
+    try:
+        ids = torch.zeros(1, 2, dtype=torch.int64, device="meta")
+        decoder = getattr(model, model.base_model_prefix)
+        decoder(input_ids=ids, position_ids=ids, use_cache=False, return_dict=True)
+    except ConfigError as error:
+        raise ConfigError(f"{architecture} cannot run through the transformers backend: {error}.") from error
+    except (NotImplementedError, RuntimeError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"{architecture} cannot be traced for the transformers backend: {error}") from error
+    finally:
+        _register()
+    expected = config.get_text_config().num_hidden_layers
+    if sorted(recorder.layers) != list(range(expected)):
+        raise ConfigError(
+            f"{architecture} has {expected} layers, of which {len(recorder.layers)} attend through transformers' interface; "
+            "the transformers backend needs all."
+        )
+    return [recorder.layers[i] for i in range(expected)]
+
+
+def _check_ledger(info: dict[str, Any], path: str) -> None:
+    problems = []
+    for key, meaning in (
+        ("missing_keys", "missing from the checkpoint"),
+        ("unexpected_keys", "in the checkpoint but not in the model"),
+        ("mismatched_keys", "of another shape"),
+    ):
+        found = sorted(str(k) for k in info.get(key) or ())
+        if found:
+            problems.append(f"{len(found)} tensors {meaning}: {', '.join(found[:20])}")
+    if problems:
+        raise LoadError(f"{path} does not fit its model: {'; '.join(problems)}")
+
+
+def _swap_layers(model: nn.Module, method_for: Callable[[str, Linear], LinearMethod]) -> str:
+    """Put our linears and norms in place of torch's; weights are shared, not copied."""
+    linears = norms = 0
+    for path, module in list(model.named_modules()):
+        parent_path, _, name = path.rpartition(".")
+        if type(module) is nn.Linear:
+            layer = Linear(module.in_features, module.out_features, module.bias is not None)
+            layer.method = method_for(path, layer)
+            layer.weight, layer.bias = module.weight, module.bias
+            setattr(model.get_submodule(parent_path), name, layer)
+            linears += 1
+        elif type(module).__name__.endswith("RMSNorm") and _is_plain_rms_norm(module):
+            weight: torch.Tensor = module.weight
+            norm = RMSNorm(weight.shape[0], _epsilon(module))
+            norm.weight = weight
+            setattr(model.get_submodule(parent_path), name, norm)
+            norms += 1
+    return f"{linears} linears and {norms} norms swapped"
+
+
+def _epsilon(module: nn.Module) -> float:
+    return float(getattr(module, "variance_epsilon", getattr(module, "eps", 1e-6)))
+
+
+@torch.inference_mode()
+def _is_plain_rms_norm(module: nn.Module) -> bool:
+    """Whether a norm computes what ours does (some add one to the weight, some normalise without one)."""
+    weight = getattr(module, "weight", None)
+    if weight is None or weight.dim() != 1:
+        return False
+    x = torch.linspace(-2, 3, weight.shape[0], dtype=weight.dtype, device=weight.device)[None]
+    with torch.random.fork_rng(devices=[]):
+        ours = RMSNorm(weight.shape[0], _epsilon(module))
+    ours.weight = weight
+    return torch.equal(ours(x), module(x))
