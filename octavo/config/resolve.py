@@ -342,7 +342,8 @@ def _scheduler(
     if budget is not None and not chunked and budget < max_model_len:
         raise ConfigError(
             f"max_num_batched_tokens={budget} is less than max_model_len={max_model_len}, and "
-            "enable_chunked_prefill=False computes a prompt in one step; raise the budget, lower max_model_len or allow chunks.",
+            "enable_chunked_prefill=False computes a prompt in one step; raise the budget, lower max_model_len or "
+            "allow chunks.",
             param="max_num_batched_tokens",
         )
     if budget is not None and num_seqs is not None and num_seqs > budget:

@@ -44,7 +44,7 @@ class ServerArgs:
 
     chat_template_content_format: str = option(
         "auto",
-        "Whether the chat template gets a message's content as text (string) or as parts (openai). auto: as it reads it.",
+        "Whether the chat template gets content as text (string) or as parts (openai). auto: as it reads it.",
         group=_CHAT,
         choices=("auto", "string", "openai"),
     )

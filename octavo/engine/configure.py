@@ -1,7 +1,7 @@
 """`create_engine_config`: the part of configuration that looks at the world.
 
-It finds the model, reads its small files, asks the machine, and hands all of it to the pure `resolve`. Weights are not read;
-of their files only the headers are.
+It finds the model, reads its small files, asks the machine, and hands all of it to the pure `resolve`. Of the weight
+files only the headers are read.
 """
 
 import json

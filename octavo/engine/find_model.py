@@ -1,4 +1,4 @@
-"""From what the user calls a model to files on disk: a folder, a GGUF file, the demo model's alias, or a hub repository."""
+"""From what the user calls a model to files on disk: a folder, a GGUF file, the demo's alias, or a hub repository."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -91,7 +91,9 @@ def _weight_patterns(hub: Any, repo: str, args: EngineArgs, revision: str | None
         return _WEIGHT_PATTERNS[args.load_format]
     try:
         names = hub.list_repo_files(repo, revision=revision, token=args.hf_token)
-    except (hub.errors.OfflineModeIsEnabled, ConnectionError, TimeoutError) as error:
+    except hub.errors.HfHubHTTPError:
+        raise  # reached, and it said no
+    except _transport_errors() as error:
         logger.info("the hub is out of reach (%s); looking for %s among earlier downloads", type(error).__name__, repo)
         return [pattern for patterns in _WEIGHT_PATTERNS.values() for pattern in patterns]
     wanted = [name for name in names if "/" not in name and not name.startswith(("consolidated", "training_args"))]
@@ -117,6 +119,13 @@ def _access(args: EngineArgs) -> dict[str, Any]:
     return {"cache_dir": args.download_dir, "token": args.hf_token}
 
 
+def _transport_errors() -> tuple[type[BaseException], ...]:
+    """What the hub library raises without a connection: the root of its HTTP client's errors, whichever it uses."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return (OSError, *(cls for cls in HfHubHTTPError.__mro__ if cls.__name__ == "HTTPError"))
+
+
 def _ask_hub(name: str, ask: Callable[[Any], Any]) -> Any:
     """Run `ask(huggingface_hub)`; what goes wrong becomes one line that says what was tried."""
     import huggingface_hub as hub
@@ -126,12 +135,7 @@ def _ask_hub(name: str, ask: Callable[[Any], Any]) -> Any:
         return ask(hub)
     except ConfigError:
         raise
-    except (
-        hub_errors.HfHubHTTPError,
-        hub_errors.HFValidationError,
-        hub_errors.LocalEntryNotFoundError,
-        OSError,
-    ) as error:
+    except (hub_errors.HFValidationError, *_transport_errors()) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(
             f"{name} is neither a folder nor a GGUF file here, and the hub does not give it: {reason}", param="model"

@@ -1,0 +1,30 @@
+"""`octavo serve [MODEL]`: the HTTP server."""
+
+import time
+from collections.abc import Sequence
+
+from octavo.config.args import EngineArgs
+from octavo.config.options import option_fields
+from octavo.config.parser import OptionParser
+from octavo.config.server_args import ServerArgs
+
+
+def parse(arguments: Sequence[str]) -> tuple[EngineArgs, ServerArgs]:
+    """The engine's and the server's options from a command line."""
+    parser = OptionParser(
+        "octavo serve", "Serve a model over HTTP, with OpenAI's API.", (EngineArgs, ServerArgs), positional="model"
+    )
+    given = parser.parse_options(arguments)
+    server_names = {field.name for field in option_fields(ServerArgs)}
+    engine_args = EngineArgs(**{name: value for name, value in given.items() if name not in server_names})
+    server_args = ServerArgs(**{name: value for name, value in given.items() if name in server_names})
+    return engine_args, server_args
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Parse, then serve until a signal says stop."""
+    started = time.monotonic()
+    engine_args, server_args = parse(arguments)
+    from octavo.server.launch import run_server
+
+    return run_server(engine_args, server_args, started)
