@@ -43,6 +43,7 @@ class EngineOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     queued_time: float = 0.0  # time.monotonic() of the first scheduling, set on the first output only
+    error_kind: str | None = None  # the class in octavo.errors that `error` becomes; None: RequestFailedError
 
 
 class EngineOutputs(msgspec.Struct, array_like=True, omit_defaults=True):

@@ -1,0 +1,306 @@
+"""`AsyncLLM`: the engine as an asynchronous library, with the core in a process of its own. The server stands on it."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any
+
+from octavo.config.args import EngineArgs
+from octavo.config.engine import EngineConfig, ModelConfig
+from octavo.engine.client import ProcessClient
+from octavo.engine.configure import create_engine_config
+from octavo.engine.executor import preload_modules
+from octavo.engine.input_processor import InputProcessor
+from octavo.engine.open_request import OpenRequest
+from octavo.engine.output_processor import OutputProcessor, Processed
+from octavo.engine.protocol import StartReport
+from octavo.engine.stats import StatLogger
+from octavo.errors import ClientError, EngineDeadError
+from octavo.logger import get_logger
+from octavo.tokenizer import get_tokenizer
+from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.types.outputs import EngineOutputs, RequestOutput
+from octavo.types.prompts import PromptType
+from octavo.types.sampling_params import SamplingParams
+from octavo.types.stats import SchedulerStats
+
+logger = get_logger(__name__)
+
+# A text longer than this is tokenised on a thread, so that the streams of others go on meanwhile.
+LONG_TEXT = 16_384
+
+
+class AsyncLLM:
+    """Runs many requests at once; each is an asynchronous iterator of `RequestOutput`.
+
+    All methods belong to one event loop. A request that is closed or cancelled is aborted in the core.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        client: ProcessClient | None = None,
+        stat_loggers: Sequence[StatLogger] = (),
+    ):
+        """Start the engine and return when it serves. `client` is a core process that has no configuration yet."""
+        self.config = config
+        self.stat_loggers = list(stat_loggers)
+        self._client = client or ProcessClient(preload_modules(config.parallel.executor))
+        try:
+            self._client.configure(config)
+            # The core loads its weights meanwhile.
+            self._tokenizer = None if config.tokenizer.path is None else get_tokenizer(config.tokenizer)
+            self.report: StartReport = self._client.wait_ready()
+        except BaseException:
+            self._client.shutdown()
+            raise
+        self._inputs = InputProcessor(config.model, config.scheduler, self._tokenizer)
+        self._outputs = OutputProcessor(self._tokenizer, config.scheduler.stream_interval)
+        self._dead_error: EngineDeadError | None = None
+        self._is_shut_down = False
+        self._drained = asyncio.Event()
+        self._drained.set()
+        self._log_task: asyncio.Task[None] | None = None
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs, *, stat_loggers: Sequence[StatLogger] = ()) -> "AsyncLLM":
+        """Start an engine from what a user types. The core's process comes up while the configuration is worked out."""
+        client = ProcessClient(preload_modules(engine_args.distributed_executor_backend or "uni"))
+        try:
+            config = create_engine_config(engine_args)
+        except BaseException:
+            client.shutdown()
+            raise
+        return cls(config, client=client, stat_loggers=stat_loggers)
+
+    # Requests
+
+    async def generate(
+        self,
+        prompt: PromptType,
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        prompt_text: str | None = None,
+        lora_request: Any = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        data_parallel_rank: int | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """Yield the answers to one prompt as they grow; `sampling_params.output_kind` says what each item holds.
+
+        Raises ClientError before anything runs when the request is wrong, RequestFailedError when it failed inside the
+        engine, EngineDeadError when the engine is gone. Leaving the iterator early aborts the request.
+        """
+        request = await self.add_request(
+            request_id,
+            prompt,
+            sampling_params,
+            prompt_text=prompt_text,
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+            trace_headers=trace_headers,
+            priority=priority,
+            data_parallel_rank=data_parallel_rank,
+        )
+        try:
+            finished = False
+            while not finished:
+                await request.wait()
+                output = request.take()
+                finished = output.finished
+                yield output
+        finally:
+            self._after(self._outputs.abort_request(request))
+
+    async def add_request(
+        self,
+        request_id: str,
+        prompt: PromptType,
+        params: SamplingParams,
+        *,
+        prompt_text: str | None = None,
+        lora_request: Any = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        data_parallel_rank: int | None = None,
+    ) -> OpenRequest:
+        """Send a request to the core. Its caller reads it with `wait` and `take`, and aborts it when it stops reading."""
+        _refuse_unsupported(
+            lora_request=lora_request, trace_headers=trace_headers, data_parallel_rank=data_parallel_rank or None
+        )
+        self._listen()
+        options = {"priority": priority, "tokenization_kwargs": tokenization_kwargs}
+        if _text_length(prompt) > LONG_TEXT:
+            read, engine_requests = await asyncio.to_thread(
+                self._inputs.process,
+                request_id,
+                prompt,
+                params,
+                **options,  # type: ignore[arg-type]
+            )
+        else:
+            read, engine_requests = self._inputs.process(request_id, prompt, params, **options)  # type: ignore[arg-type]
+        if self.config.observability.enable_log_requests:
+            self._log_request(request_id, read.text, len(read.token_ids), params)
+        self._client.add_requests(engine_requests)
+        self._drained.clear()
+        return self._outputs.add(request_id, prompt_text or read.text, engine_requests)
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End requests by id: their readers get a last output with finish reason `abort`."""
+        self._after(self._outputs.abort([request_id] if isinstance(request_id, str) else request_id))
+
+    # State
+
+    @property
+    def is_running(self) -> bool:
+        return not self.is_stopped
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._is_shut_down or self.errored
+
+    @property
+    def errored(self) -> bool:
+        return self._dead_error is not None
+
+    @property
+    def dead_error(self) -> BaseException:
+        """Why the engine is dead."""
+        return self._dead_error or EngineDeadError(
+            "the engine was shut down." if self._is_shut_down else "it is alive."
+        )
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self.config.model
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer; ClientError when the engine runs without one."""
+        return self._inputs.tokenizer
+
+    async def check_health(self) -> None:
+        """Raise EngineDeadError when the core is gone or hangs."""
+        if self._is_shut_down or self._dead_error is not None:
+            raise self.dead_error
+        self._listen()
+        await asyncio.sleep(0)  # let what has arrived be read first
+        self._client.check_health()
+
+    async def get_tokenizer(self) -> Tokenizer:
+        return self.tokenizer
+
+    async def get_model_config(self) -> ModelConfig:
+        return self.config.model
+
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        return ("generate",)
+
+    def get_num_unfinished_requests(self) -> int:
+        return self._outputs.num_unfinished
+
+    async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
+        """Return when no request is open; TimeoutError after `drain_timeout` seconds."""
+        await asyncio.wait_for(self._drained.wait(), drain_timeout)
+
+    async def do_log_stats(self) -> None:
+        """Have every stat logger say what there is to say."""
+        for stat_logger in self.stat_loggers:
+            stat_logger.log()
+
+    # Utilities
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget every cached prefix; False when requests are running, and nothing was forgotten."""
+        _refuse_unsupported(
+            reset_running_requests=reset_running_requests or None, reset_connector=reset_connector or None
+        )
+        return bool(await self._call("reset_prefix_cache"))
+
+    async def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a worker method by name with plain data on every rank."""
+        if not isinstance(method, str):
+            raise ClientError("code does not cross to another process: name a method of the worker.", param="method")
+        call = self._call("collective_rpc", method, list(args), kwargs or {})
+        result: list[Any] = await asyncio.wait_for(call, timeout)
+        return result
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the core and every open request. May be called twice. `timeout`: seconds the core may take to end."""
+        if self._is_shut_down:
+            return
+        self._is_shut_down = True
+        if self._log_task is not None:
+            with contextlib.suppress(RuntimeError):  # its loop is closed
+                self._log_task.cancel()
+        self._outputs.fail_all(EngineDeadError("the engine was shut down."))
+        self._client.shutdown(timeout)
+
+    async def _call(self, method: str, *args: Any) -> Any:
+        self._listen()
+        return await self._client.call(method, *args)
+
+    # What the core says
+
+    def on_outputs(self, outputs: EngineOutputs) -> None:
+        """Hand one step's outputs to the requests they belong to (called by the client)."""
+        self._after(self._outputs.process(outputs), outputs.stats)
+
+    def on_death(self, error: EngineDeadError) -> None:
+        """Tell every open request that the core is gone (called by the client)."""
+        logger.error("%s", error)
+        self._dead_error = error
+        self._after(self._outputs.fail_all(error))
+
+    def _after(self, processed: Processed, scheduler_stats: SchedulerStats | None = None) -> None:
+        """Do what follows from a change of requests: aborts to the core, records to the stat loggers."""
+        if processed.aborts and not self.is_stopped:
+            self._client.abort_requests(processed.aborts)
+        if not self._outputs.num_unfinished:
+            self._drained.set()
+        if self.stat_loggers and (scheduler_stats is not None or processed.finished):
+            for stat_logger in self.stat_loggers:
+                stat_logger.record(scheduler_stats, processed.stats)
+
+    def _listen(self) -> None:
+        """Bind to the running loop; cheap when that is done."""
+        self._client.listen(self)
+        if self.stat_loggers and (self._log_task is None or self._log_task.done()):
+            self._log_task = asyncio.get_running_loop().create_task(self._log_stats(), name="octavo-log-stats")
+
+    async def _log_stats(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.observability.log_stats_interval)
+            await self.do_log_stats()
+
+    def _log_request(self, request_id: str, text: str | None, num_tokens: int, params: SamplingParams) -> None:
+        logger.info("request %s: %d prompt tokens, %s", request_id, num_tokens, params)
+        if text is not None:
+            logger.debug("request %s: prompt %r", request_id, text[: self.config.observability.max_log_len])
+
+
+# vLLM's older name.
+AsyncLLMEngine = AsyncLLM
+
+
+def _text_length(prompt: Any) -> int:
+    text = prompt.get("prompt") if isinstance(prompt, Mapping) and "prompt_token_ids" not in prompt else prompt
+    return len(text) if isinstance(text, str) else 0
+
+
+def _refuse_unsupported(**options: Any) -> None:
+    """Refuse options that are part of the interface and that this engine cannot honour yet."""
+    for name, value in options.items():
+        if value is not None:
+            raise ClientError(f"{name}={value!r} is not supported yet; leave it out.", param=name)

@@ -1,0 +1,238 @@
+"""The requests of one front, as long as their clients may hear of them.
+
+`Choice` is one of a request's n answers and takes in what the core says; `OpenRequest` is what a client asked for and
+waits on. Outputs are not queued: `take` builds one from whatever is new since the last, so that a slow reader finds its
+deltas merged and costs no memory beyond the answer itself.
+
+A choice keeps its `EngineRequest` and every token id it got: that is all it takes to hand it to another core.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from octavo.engine.answer_text import AnswerText
+from octavo.engine.stats import FinishedRequest
+from octavo.errors import OctavoError
+from octavo.types.outputs import (
+    CompletionOutput,
+    EngineOutput,
+    FinishReason,
+    Logprob,
+    PositionLogprobs,
+    RequestMetrics,
+    RequestOutput,
+    TokenLogprobs,
+)
+from octavo.types.request import EngineRequest
+from octavo.types.sampling_params import RequestOutputKind
+
+TokenText = Callable[[int], str]
+
+
+class Choice:
+    """One answer in the making."""
+
+    def __init__(self, request: EngineRequest, text: AnswerText, token_text: TokenText | None):
+        self.request = request
+        self.token_ids: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.first_scheduled_time: float | None = None
+        self.first_token_time: float | None = None
+        self.last_token_time: float | None = None
+        self._text = text
+        self._token_text = token_text
+        wants_logprobs = request.sampling_params.logprobs is not None
+        self._cumulative_logprob = 0.0 if wants_logprobs else None
+        # Of a delta stream, only what was not handed over yet.
+        self._logprobs: list[PositionLogprobs] | None = [] if wants_logprobs else None
+        self._num_taken = 0  # tokens in the outputs taken so far
+        self._is_end_taken = False
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def num_new(self) -> int:
+        """Tokens that no output has shown yet."""
+        return len(self.token_ids) - self._num_taken
+
+    @property
+    def has_news(self) -> bool:
+        return self.num_new > 0 or (self.is_finished and not self._is_end_taken)
+
+    def append(self, output: EngineOutput) -> bool:
+        """Take in one step's share; True when a stop string ended the answer, of which the core does not know."""
+        token_ids = output.new_token_ids
+        # A token that stops the answer counts, but its text is shown on request only.
+        is_hidden = (
+            output.finish_reason is FinishReason.STOP and not self.request.sampling_params.include_stop_str_in_output
+        )
+        num_kept = self._text.append(token_ids[:-1] if is_hidden else token_ids)
+        if self._text.stop is None:
+            num_kept = len(token_ids)
+        self.token_ids += token_ids[:num_kept]
+        if self._logprobs is not None and output.logprobs is not None:
+            self._append_logprobs(self._logprobs, output.logprobs[:num_kept])
+        if self._text.stop is not None:
+            self.finish(FinishReason.STOP, self._text.stop)
+            return True
+        if output.finish_reason is not None:
+            self.finish(output.finish_reason, output.stop_reason)
+        return False
+
+    def finish(self, reason: FinishReason, stop_reason: int | str | None = None) -> None:
+        """End the answer; text that was held back comes out."""
+        self._text.close()
+        self.finish_reason, self.stop_reason = reason, stop_reason
+
+    def take(self, *, delta: bool) -> CompletionOutput:
+        """What the client has not seen (`delta`), or all there is."""
+        token_ids = self.token_ids[self._num_taken :] if delta else self.token_ids.copy()
+        logprobs = self._logprobs
+        if logprobs is not None:
+            self._logprobs = [] if delta else logprobs.copy()
+        self._num_taken = len(self.token_ids)
+        self._is_end_taken = self.is_finished
+        return CompletionOutput(
+            index=self.request.index,
+            text=self._text.take(delta=delta),
+            token_ids=token_ids,
+            cumulative_logprob=self._cumulative_logprob,
+            logprobs=logprobs,
+            finish_reason=None if self.finish_reason is None else str(self.finish_reason),
+            stop_reason=self.stop_reason,
+        )
+
+    def summarize(self, n: int, now: float) -> FinishedRequest:
+        """The numbers of an answer that ended at `now`; phases it did not reach count 0."""
+        arrival = self.request.arrival_time
+        scheduled = self.first_scheduled_time if self.first_scheduled_time is not None else now
+        first = self.first_token_time if self.first_token_time is not None else now
+        last = self.last_token_time if self.last_token_time is not None else first
+        return FinishedRequest(
+            finish_reason=str(self.finish_reason),
+            index=self.request.index,
+            n=n,
+            max_tokens=self.request.sampling_params.max_tokens,
+            num_prompt_tokens=len(self.request.prompt_token_ids),
+            num_generation_tokens=len(self.token_ids),
+            num_cached_tokens=self.num_cached_tokens,
+            num_preemptions=self.num_preemptions,
+            e2e_seconds=now - arrival,
+            queue_seconds=scheduled - arrival,
+            prefill_seconds=max(0.0, first - scheduled),
+            decode_seconds=last - first,
+            inference_seconds=max(0.0, last - scheduled),
+        )
+
+    def _append_logprobs(self, logprobs: list[PositionLogprobs], entries: list[TokenLogprobs]) -> None:
+        assert self._cumulative_logprob is not None
+        for entry in entries:
+            logprobs.append(to_position_logprobs(entry, self._token_text))
+            self._cumulative_logprob += entry.logprobs[0]
+
+
+class OpenRequest:
+    """What a client asked for: n choices and a way to wait for news of them."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: str | None,
+        choices: list[Choice],
+        token_text: TokenText | None,
+        stream_interval: int,
+    ):
+        params = choices[0].request.sampling_params
+        self.request_id = request_id
+        self.choices = choices
+        self.error: OctavoError | None = None
+        self._prompt = prompt
+        self._token_text = token_text
+        self._kind = params.output_kind
+        self._interval = max(stream_interval, params.stream_interval or 1)
+        self._prompt_logprobs: list[PositionLogprobs | None] | None = None if params.prompt_logprobs is None else [None]
+        self._news = asyncio.Event()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `take` has something that the client should see now."""
+        return self._news.is_set()
+
+    @property
+    def is_finished(self) -> bool:
+        return all(choice.is_finished for choice in self.choices)
+
+    def append(self, choice: Choice, output: EngineOutput) -> bool:
+        """Take in one choice's share of a step; True when a stop string ended it, of which the core does not know."""
+        if output.prompt_logprobs and self._prompt_logprobs is not None:
+            self._prompt_logprobs += [to_position_logprobs(entry, self._token_text) for entry in output.prompt_logprobs]
+        is_first = not choice.token_ids
+        stopped = choice.append(output)
+        if self._kind is RequestOutputKind.FINAL_ONLY:
+            has_news = self.is_finished
+        else:
+            has_news = choice.is_finished or (choice.num_new > 0 and (is_first or choice.num_new >= self._interval))
+        if has_news:
+            self._news.set()
+        return stopped
+
+    def end(self, error: OctavoError | None = None) -> None:
+        """End every choice that is open: aborted, or failed with an error that `wait` raises."""
+        self.error = error
+        for choice in self.choices:
+            if not choice.is_finished:
+                choice.finish(FinishReason.ABORT if error is None else FinishReason.ERROR)
+        self._news.set()
+
+    async def wait(self) -> None:
+        """Return when `take` has something new; raises what went wrong with the request."""
+        await self._news.wait()
+        if self.error is not None:
+            raise self.error
+
+    def take(self) -> RequestOutput:
+        """What the client has not seen (delta), or all there is (cumulative, final)."""
+        self._news.clear()
+        is_delta = self._kind is RequestOutputKind.DELTA
+        prompt_logprobs = self._prompt_logprobs
+        if is_delta:
+            self._prompt_logprobs = None
+        first = self.choices[0]
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self._prompt,
+            prompt_token_ids=first.request.prompt_token_ids,
+            outputs=[choice.take(delta=is_delta) for choice in self.choices if choice.has_news or not is_delta],
+            finished=self.is_finished,
+            prompt_logprobs=prompt_logprobs,
+            metrics=self._metrics(),
+            num_cached_tokens=first.num_cached_tokens,
+            error=None if self.error is None else str(self.error),
+        )
+
+    def _metrics(self) -> RequestMetrics:
+        def times(name: str) -> list[float]:
+            return [time for choice in self.choices if (time := getattr(choice, name)) is not None]
+
+        return RequestMetrics(
+            arrival_time=self.choices[0].request.arrival_time,
+            first_scheduled_time=min(times("first_scheduled_time"), default=None),
+            first_token_time=min(times("first_token_time"), default=None),
+            last_token_time=max(times("last_token_time"), default=None),
+            num_generation_tokens=sum(len(choice.token_ids) for choice in self.choices),
+        )
+
+
+def to_position_logprobs(entry: TokenLogprobs, token_text: TokenText | None) -> PositionLogprobs:
+    """One position as users see it: the chosen token first, then the most likely ones that are not it."""
+    position: PositionLogprobs = {}
+    for rank, token_id in enumerate(entry.token_ids):
+        if token_id not in position:
+            text = token_text(token_id) if token_text is not None else None
+            position[token_id] = Logprob(entry.logprobs[rank], rank or entry.rank, text)
+    return position

@@ -1,0 +1,65 @@
+"""One worker in the core's own process: the executor of a single device."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from octavo.config.engine import EngineConfig
+from octavo.engine.executor import Executor, StartUp, StepHandle
+from octavo.errors import ServerError
+from octavo.types.kv_spec import KVCacheConfig, make_kv_groups
+from octavo.types.step import SchedulerOutput
+from octavo.worker.worker import Worker
+
+
+class UniExecutor(Executor):
+    """Calls the worker directly; what overlaps is up to the worker's own streams and threads."""
+
+    def __init__(self, config: EngineConfig):
+        super().__init__(config)
+        self._worker: Worker | None = Worker(config)
+
+    @property
+    def worker(self) -> Worker:
+        if self._worker is None:
+            raise ServerError("the executor has been shut down.")
+        return self._worker
+
+    def initialize(self) -> StartUp:
+        seconds: dict[str, float] = {}
+        with _timed(seconds, "load"):
+            self.worker.load_model()
+        groups = make_kv_groups(self.worker.kv_specs())
+        with _timed(seconds, "plan"):
+            plan = self.worker.plan_memory(groups)
+        kv_cache_config = KVCacheConfig(num_blocks=plan.num_blocks, groups=groups)
+        with _timed(seconds, "warm_up"):
+            self.worker.initialize_kv_cache(kv_cache_config)
+            self.worker.warm_up()
+        return StartUp(kv_cache_config, plan.table(), seconds)
+
+    def execute(self, step: SchedulerOutput) -> StepHandle:
+        return self.worker.execute(step)
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """As in `Executor`; the call runs on this thread, so `timeout` cannot cut it short."""
+        if isinstance(method, str):
+            return [self.worker.call(method, *args, **(kwargs or {}))]
+        return [method(self.worker, *args, **(kwargs or {}))]
+
+    def shutdown(self) -> None:
+        self._worker = None
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    started = time.monotonic()
+    yield
+    seconds[phase] = time.monotonic() - started
