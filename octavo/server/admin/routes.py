@@ -1,0 +1,48 @@
+"""Routes for operators and load balancers: is it alive, what is it, how busy is it."""
+
+from prometheus_client.exposition import choose_encoder
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+import octavo
+from octavo.server.answers import Json
+from octavo.server.context import ServerContext
+from octavo.server.openai.responses import LoadResponse, VersionResponse
+
+
+async def health(request: Request) -> Response:
+    """GET /health: 200 while the engine's loop is heard of; 503 (EngineDeadError) when it is gone or silent."""
+    await _server(request).engine.check_health()
+    return Response()
+
+
+async def version(request: Request) -> Json:
+    """GET /version"""
+    return Json(VersionResponse(octavo.__version__))
+
+
+async def load(request: Request) -> Json:
+    """GET /load: requests in flight, this one aside."""
+    return Json(LoadResponse(_server(request).activity.num_active - 1))
+
+
+async def metrics(request: Request) -> Response:
+    """GET /metrics: Prometheus text."""
+    write, content_type = choose_encoder(request.headers.get("accept", ""))
+    return Response(write(_server(request).registry), headers={"content-type": content_type})
+
+
+def routes(with_load: bool) -> list[Route]:
+    """The routes to mount; `/load` only when load tracking is on."""
+    found = [
+        Route("/health", health, methods=["GET"]),
+        Route("/ping", health, methods=["GET", "POST"]),
+        Route("/version", version, methods=["GET"]),
+        Route("/metrics", metrics, methods=["GET"]),
+    ]
+    return [*found, Route("/load", load, methods=["GET"])] if with_load else found
+
+
+def _server(request: Request) -> ServerContext:
+    return request.app.context

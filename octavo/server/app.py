@@ -1,0 +1,66 @@
+"""`build_app`: routes, what they share, and the middleware around them."""
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import BaseRoute, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from octavo import envs
+from octavo.config.server_args import ServerArgs
+from octavo.metrics import HttpCollector, StatCollector, make_registry
+from octavo.server.admin.routes import routes as admin_routes
+from octavo.server.context import ServerContext
+from octavo.server.docs import docs_routes
+from octavo.server.engine_client import EngineClient
+from octavo.server.middleware import AccessLog, Admission, ApiKey, Errors, RootPath
+from octavo.server.openai.routes import ROUTES as OPENAI_ROUTES
+from octavo.server.prompts import PromptMaker
+
+
+class Application:
+    """An ASGI application; `context` is what its routes share and what a shutdown steers."""
+
+    def __init__(self, context: ServerContext, routes: list[BaseRoute], http: HttpCollector):
+        self.context = context
+        self.routes = routes
+        args = context.args
+        app: ASGIApp = Errors(Router(routes, redirect_slashes=False))
+        app = Admission(app, context.activity)
+        if keys := api_keys(args):
+            app = ApiKey(app, keys)
+        if args.allowed_origins:
+            app = CORSMiddleware(
+                app,
+                allow_origins=args.allowed_origins,
+                allow_methods=args.allowed_methods,
+                allow_headers=args.allowed_headers,
+                allow_credentials=args.allow_credentials,
+            )
+        app = AccessLog(
+            app,
+            enabled=not args.disable_uvicorn_access_log,
+            echo_request_id=args.enable_request_id_headers,
+            observe=http.observe,
+        )
+        self._app = RootPath(app, args.root_path)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self
+        await self._app(scope, receive, send)
+
+
+def api_keys(args: ServerArgs) -> list[str]:
+    """The keys of the options, else the one of the environment; empty: the server is open."""
+    if args.api_key:
+        return [args.api_key] if isinstance(args.api_key, str) else list(args.api_key)
+    return [envs.OCTAVO_API_KEY] if envs.OCTAVO_API_KEY else []
+
+
+def build_app(engine: EngineClient, args: ServerArgs, stats: StatCollector | None = None) -> Application:
+    """Make the application that serves `engine`; `stats` is the engine's stat logger, shown at /metrics."""
+    http = HttpCollector()
+    registry = make_registry(http, *([stats] if stats is not None else []))
+    context = ServerContext(engine, args, PromptMaker(engine, args), registry)
+    routes: list[BaseRoute] = [*OPENAI_ROUTES, *admin_routes(args.enable_server_load_tracking)]
+    if not args.disable_fastapi_docs:
+        routes += docs_routes()
+    return Application(context, routes, http)

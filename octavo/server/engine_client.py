@@ -1,0 +1,37 @@
+"""What the server asks of the engine: `AsyncLLM` offers it, and so does the double that tests use."""
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from octavo.config.engine import EngineConfig
+from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.types.outputs import RequestOutput
+from octavo.types.prompts import PromptType
+from octavo.types.sampling_params import SamplingParams
+
+
+class EngineClient(Protocol):
+    """The part of `AsyncLLM` that serves requests."""
+
+    @property
+    def config(self) -> EngineConfig: ...
+
+    @property
+    def errored(self) -> bool:
+        """The engine is gone for good."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """ClientError when the engine runs without one."""
+        ...
+
+    def generate(
+        self, prompt: PromptType, sampling_params: SamplingParams, request_id: str, *, priority: int = 0
+    ) -> AsyncIterator[RequestOutput]:
+        """An asynchronous generator; closing it aborts the request. A wrong request raises ClientError at once."""
+        ...
+
+    async def check_health(self) -> None:
+        """Raise EngineDeadError when the engine is gone or its loop has not been heard of for too long."""
+        ...

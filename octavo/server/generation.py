@@ -1,0 +1,146 @@
+"""One API call in the engine: from prompts to a merged stream of what each choice gained.
+
+This is the only path. A whole answer is this stream folded, so it cannot differ from the streamed one; for it the
+engine is merely asked for larger pieces (`RequestOutputKind.FINAL_ONLY`).
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import cast
+
+from octavo.errors import RequestFailedError
+from octavo.server.engine_client import EngineClient
+from octavo.server.text_machine import ContentDelta, Event, Finish, TextMachine
+from octavo.types.outputs import CompletionOutput, RequestOutput
+from octavo.types.prompts import TokensPrompt
+from octavo.types.sampling_params import SamplingParams
+
+
+@dataclass(slots=True)
+class ChoiceUpdate:
+    """What one output of the engine adds to one choice."""
+
+    choice: int  # index in the answer: prompt × n + i
+    is_first: bool  # nothing of this choice came before
+    events: list[Event]
+    completion: CompletionOutput
+    request: RequestOutput
+
+    @property
+    def text(self) -> str:
+        return "".join(event.text for event in self.events if isinstance(event, ContentDelta))
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the choice ended; None while it goes on."""
+        last = self.events[-1] if self.events else None
+        return last.reason if isinstance(last, Finish) else None
+
+
+class UsageCounter:
+    """Tokens of one call so far: each prompt once, however many choices it has."""
+
+    def __init__(self) -> None:
+        self._prompt_tokens: dict[int, int] = {}  # prompt index -> tokens
+        self._cached_tokens: dict[int, int] = {}  # of these, found in the prefix cache
+        self.completion_tokens = 0
+
+    def record(self, prompt_index: int, output: RequestOutput) -> None:
+        self._prompt_tokens[prompt_index] = len(output.prompt_token_ids)
+        self._cached_tokens[prompt_index] = max(output.num_cached_tokens, self._cached_tokens.get(prompt_index, 0))
+        self.completion_tokens += sum(len(completion.token_ids) for completion in output.outputs)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(self._prompt_tokens.values())
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum(self._cached_tokens.values())
+
+
+class Generation:
+    """Prompts on their way through the engine. `params.n` choices a prompt, numbered prompt-major."""
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        prompts: Sequence[TokensPrompt],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int,
+        make_machine: Callable[[], TextMachine],
+    ):
+        self.engine = engine
+        self.prompts = prompts
+        self.params = params
+        self.priority = priority
+        self.usage = UsageCounter()
+        self.request_id = request_id
+        self.machines = [make_machine() for _ in range(len(prompts) * params.n)]
+        self._begun = [False] * len(self.machines)
+
+    async def updates(self) -> AsyncGenerator[ChoiceUpdate, None]:
+        """Everything the choices gain, in the order it comes. Closing this aborts what still runs."""
+        async with aclosing(self._outputs()) as outputs:
+            async for prompt_index, output in outputs:
+                if output.error is not None:
+                    raise RequestFailedError(output.error)
+                self.usage.record(prompt_index, output)
+                for completion in output.outputs:
+                    yield self._update(prompt_index * self.params.n + completion.index, completion, output)
+
+    def _update(self, choice: int, completion: CompletionOutput, output: RequestOutput) -> ChoiceUpdate:
+        machine = self.machines[choice]
+        events = machine.feed(completion.text, completion.token_ids)
+        if completion.finish_reason is not None:
+            events = events + machine.finish(completion.finish_reason)
+        is_first, self._begun[choice] = not self._begun[choice], True
+        return ChoiceUpdate(choice, is_first, events, completion, output)
+
+    async def _outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """The outputs of every prompt, tagged with its index, as they come."""
+        if len(self.prompts) == 1:
+            async with aclosing(self._submit(0)) as outputs:
+                async for output in outputs:
+                    yield 0, output
+            return
+        # Bounded, so that a slow client slows the pumps and the engine merges what piles up.
+        merged: asyncio.Queue[tuple[int, RequestOutput] | BaseException | None] = asyncio.Queue(len(self.prompts))
+        pumps = [asyncio.create_task(self._pump(index, merged)) for index in range(len(self.prompts))]
+        running = len(pumps)
+        try:
+            while running:
+                item = await merged.get()
+                if item is None:
+                    running -= 1
+                elif isinstance(item, BaseException):
+                    raise item
+                else:
+                    yield item
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+
+    async def _pump(
+        self, index: int, merged: "asyncio.Queue[tuple[int, RequestOutput] | BaseException | None]"
+    ) -> None:
+        try:
+            async with aclosing(self._submit(index)) as outputs:
+                async for output in outputs:
+                    await merged.put((index, output))
+        except Exception as error:
+            await merged.put(error)
+        else:
+            await merged.put(None)
+
+    def _submit(self, index: int) -> AsyncGenerator[RequestOutput, None]:
+        params, request_id = self.params, self.request_id
+        if len(self.prompts) > 1:
+            params, request_id = params.clone(), f"{request_id}-{index}"
+        outputs = self.engine.generate(self.prompts[index], params, request_id, priority=self.priority)
+        return cast("AsyncGenerator[RequestOutput, None]", outputs)

@@ -1,0 +1,192 @@
+"""What happens to every request before a route sees it: plain ASGI, outermost first.
+
+    RootPath      one spelling of the path for everybody below, behind a prefixing proxy or not
+    AccessLog     request id, one log line, HTTP metrics
+    (CORS)        Starlette's own; outside the key check, since preflights carry no key
+    ApiKey        every route but the public ones needs a key once keys are set
+    Admission     counts requests in flight; 503 while the server drains
+    Errors        whatever a route raises becomes the OpenAI error body
+
+The public list is compared with the very path that the router matches, so no spelling of a path (slashes, case,
+percent-encoding, root path) can be public for the one and private for the other.
+"""
+
+import hashlib
+import hmac
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.logger import get_logger
+from octavo.server.activity import Activity
+from octavo.server.answers import ClientGoneError
+from octavo.server.errors import HttpError, Problem, describe
+
+logger = get_logger(__name__)
+access_logger = get_logger("octavo.access")
+
+# Liveness and monitoring: no key, and served while the server drains.
+PUBLIC_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
+
+_REQUEST_ID = re.compile(r"[\w.:@/+=-]{1,128}", re.ASCII)
+
+# (method, route, status, seconds) of each answered request.
+HttpObserver = Callable[[str, str, int, float], None]
+
+
+async def send_problem(found: Problem, send: Send) -> None:
+    """Write an error answer."""
+    body = found.encode()
+    headers = {"content-type": "application/json", "content-length": str(len(body)), **found.headers}
+    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": found.status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})
+
+
+class RootPath:
+    """Strip the proxy's prefix from the path, whether or not the proxy did."""
+
+    def __init__(self, app: ASGIApp, root_path: str | None):
+        self.app = app
+        self.prefix = "/" + (root_path or "").strip("/")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.prefix != "/" and scope["type"] in ("http", "websocket"):
+            path = scope["path"]
+            if path == self.prefix or path.startswith(self.prefix + "/"):
+                path = path[len(self.prefix) :] or "/"
+            scope = {**scope, "path": path, "root_path": ""}
+        await self.app(scope, receive, send)
+
+
+class AccessLog:
+    """Give each request its id (`scope["state"]["request_id"]`), log it when it ends, and report it to `observe`."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        enabled: bool = True,
+        quiet_paths: Iterable[str] = (),
+        echo_request_id: bool = False,
+        observe: HttpObserver | None = None,
+    ):
+        self.app = app
+        self.enabled = enabled
+        self.quiet_paths = frozenset(quiet_paths)
+        self.echo_request_id = echo_request_id
+        self.observe = observe
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+        started = time.monotonic()
+        status = 499  # nobody answered: the client left first
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                if self.echo_request_id:
+                    MutableHeaders(raw=message["headers"])["x-request-id"] = request_id
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_with_id)
+        finally:
+            self._report(scope, status, time.monotonic() - started, request_id)
+
+    def _report(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
+        if self.enabled and scope["path"] not in self.quiet_paths:
+            client = scope.get("client") or ("-",)
+            path = scope["path"].encode("unicode_escape").decode()
+            access_logger.info("%s %s %s %d %.3fs %s", client[0], scope["method"], path, status, seconds, request_id)
+        if self.observe is not None and scope["path"] not in PUBLIC_PATHS:
+            # The route's own path, not the client's: the number of label values stays bounded.
+            route = getattr(scope.get("route"), "path", "none")
+            self.observe(scope["method"], route, status, seconds)
+
+
+class ApiKey:
+    """Ask for `Authorization: Bearer <one of the keys>` on every path that is not public."""
+
+    def __init__(self, app: ASGIApp, keys: Iterable[str]):
+        self.app = app
+        self.digests = [_digest(key) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket") or scope["path"] in PUBLIC_PATHS or self._allowed(scope):
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": "unauthorized"})
+        else:
+            error = HttpError(
+                401,
+                "this server needs an API key: send Authorization: Bearer <key>.",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+            await send_problem(describe(error), send)
+
+    def _allowed(self, scope: Scope) -> bool:
+        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            return False
+        # Digests have one length, and every key is compared: the time taken tells nothing about the keys.
+        given = _digest(key.strip())
+        matches = [hmac.compare_digest(given, digest) for digest in self.digests]
+        return any(matches)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+class Admission:
+    """Count requests in flight; refuse new ones while draining. Public paths are neither counted nor refused."""
+
+    def __init__(self, app: ASGIApp, activity: Activity):
+        self.app = app
+        self.activity = activity
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in PUBLIC_PATHS:
+            await self.app(scope, receive, send)
+            return
+        with self.activity:
+            await self.app(scope, receive, send)
+
+
+class Errors:
+    """Turn what the inner application raises into an error answer, unless an answer has begun."""
+
+    def __init__(self, app: ASGIApp):
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        begun = False
+
+        async def watch(message: Message) -> None:
+            nonlocal begun
+            begun = begun or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self.app(scope, receive, watch)
+        except ClientGoneError:
+            return
+        except Exception as error:
+            found = describe(error)
+            if not begun:
+                await send_problem(found, send)

@@ -1,0 +1,163 @@
+"""From what clients send to token ids: texts, ids and conversations, checked before anything is queued.
+
+Long texts are tokenized on another thread, so that one long prompt does not stall everybody's stream.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from octavo.config.server_args import ServerArgs
+from octavo.errors import ClientError, ContextLengthError
+from octavo.server.engine_client import EngineClient
+from octavo.server.openai.protocol import MAX_PROMPTS, ChatCompletionRequest, CompletionRequest, TokenizeRequest
+from octavo.tokenizer.chat_template import ContentFormat
+from octavo.tokenizer.tokenizer import ChatPrompt
+from octavo.types.prompts import TokensPrompt
+
+T = TypeVar("T")
+
+INLINE_CHARACTERS = 8192  # tokenized in about a millisecond; a thread would cost more than it saves
+# No vocabulary has longer tokens than this, so a text of more than this many characters a token of context cannot fit.
+MAX_TOKEN_CHARACTERS = 256
+
+
+class PromptMaker:
+    """Makes prompts for one engine."""
+
+    def __init__(self, engine: EngineClient, args: ServerArgs):
+        self.model = engine.config.model
+        self.engine = engine
+        self.args = args
+
+    async def completion(self, request: CompletionRequest) -> list[TokensPrompt]:
+        """The prompts of a completions body, in order."""
+        add_special_tokens = request.add_special_tokens is not False
+        prompts: list[TokensPrompt] = []
+        for prompt in split_prompts(request.prompt):
+            if isinstance(prompt, str):
+                token_ids = await self.encode(
+                    prompt, add_special_tokens, cut=request.truncate_prompt_tokens is not None
+                )
+                made = TokensPrompt(prompt_token_ids=token_ids, prompt=prompt)
+            else:
+                self.check_ids(prompt, "prompt")
+                made = TokensPrompt(prompt_token_ids=prompt)
+            if not made["prompt_token_ids"]:
+                raise ClientError("the prompt is empty; it must hold at least one token.", param="prompt")
+            if request.cache_salt is not None:
+                made["cache_salt"] = request.cache_salt
+            prompts.append(made)
+        return prompts
+
+    async def chat(
+        self, request: ChatCompletionRequest | TokenizeRequest, cache_salt: str | None = None
+    ) -> TokensPrompt:
+        """The prompt of a conversation."""
+        template = request.chat_template
+        if template is not None and not self.args.trust_request_chat_template:
+            raise ClientError(
+                "chat_template is not taken from requests; start with --trust-request-chat-template to allow it.",
+                param="chat_template",
+            )
+        assert request.messages is not None
+        size = _count_characters(request.messages)
+        self._check_length(size)
+        tokenizer, variables = self.engine.tokenizer, self._variables(request)
+
+        def render() -> ChatPrompt:
+            return tokenizer.encode_chat(
+                request.messages or [],
+                documents=request.documents,
+                chat_template=template,
+                content_format=cast(ContentFormat, self.args.chat_template_content_format),
+                # A new turn and a continued one exclude each other; asking for one is saying no to the other.
+                add_generation_prompt=request.add_generation_prompt is not False and not request.continue_final_message,
+                continue_final_message=bool(request.continue_final_message),
+                chat_template_kwargs=variables,
+                add_special_tokens=bool(request.add_special_tokens),
+                escape_special_tokens=self.args.escape_special_tokens,
+            )
+
+        prompt = await self._run(render, size, inline=template is None)
+        made = TokensPrompt(prompt_token_ids=prompt.token_ids, prompt=prompt.text)
+        if cache_salt is not None:
+            made["cache_salt"] = cache_salt
+        return made
+
+    async def encode(self, text: str, add_special_tokens: bool, cut: bool = False) -> list[int]:
+        """Token ids of one text; `cut` says that the engine will shorten it, so that any length is fine."""
+        if not cut:
+            self._check_length(len(text))
+        tokenizer = self.engine.tokenizer
+        return await self._run(lambda: tokenizer.encode(text, add_special_tokens), len(text))
+
+    async def decode(self, token_ids: list[int]) -> str:
+        """The text of token ids, special tokens included."""
+        tokenizer = self.engine.tokenizer
+        self.check_ids(token_ids, "tokens")
+        return await self._run(lambda: tokenizer.decode(token_ids, skip_special_tokens=False), len(token_ids))
+
+    def check_ids(self, token_ids: list[int], param: str) -> None:
+        """Refuse ids outside the vocabulary."""
+        size = self.model.vocab_size
+        for token_id in token_ids:
+            if not 0 <= token_id < size:
+                raise ClientError(
+                    f"{param} has token id {token_id}, but the vocabulary holds 0 to {size - 1}.", param=param
+                )
+
+    def _variables(self, request: ChatCompletionRequest | TokenizeRequest) -> dict[str, Any]:
+        variables = {**(self.args.default_chat_template_kwargs or {}), **(request.chat_template_kwargs or {})}
+        effort = getattr(request, "reasoning_effort", None)
+        return variables if effort is None else {**variables, "reasoning_effort": effort}
+
+    def _check_length(self, num_characters: int) -> None:
+        context = self.model.max_model_len
+        if num_characters > context * MAX_TOKEN_CHARACTERS:
+            raise ContextLengthError(
+                f"the prompt has {num_characters} characters, which cannot fit the context of {context} tokens.",
+                param="prompt",
+            )
+
+    async def _run(self, work: Callable[[], T], size: int, inline: bool = True) -> T:
+        return work() if inline and size <= INLINE_CHARACTERS else await asyncio.to_thread(work)
+
+
+def split_prompts(value: Any) -> list[str] | list[list[int]]:
+    """The four shapes of `prompt` as a list of texts or a list of lists of ids."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise ClientError(
+            "prompt must be a string, a list of strings, token ids or a list of token ids.", param="prompt"
+        )
+    if not value:
+        raise ClientError("prompt is an empty list.", param="prompt")
+    if isinstance(value[0], (str, list)):
+        if len(value) > MAX_PROMPTS:
+            raise ClientError(f"prompt holds {len(value)} prompts; at most {MAX_PROMPTS} fit.", param="prompt")
+    else:
+        value = [value]
+    kind = type(value[0])
+    for index, item in enumerate(value):
+        if type(item) is not kind:
+            raise ClientError("prompt mixes texts and token ids; send one kind.", param="prompt")
+        if kind is list:
+            _check_integers(item, f"prompt[{index}]")
+    return value
+
+
+def _check_integers(items: list[Any], place: str) -> None:
+    for item in items:
+        if type(item) is not int:  # true is an int to isinstance
+            raise ClientError(f"{place} holds {item!r}; token ids are integers.", param="prompt")
+
+
+def _count_characters(value: Any) -> int:
+    """Characters of all text inside a conversation."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_count_characters, value.values()))
+    return sum(map(_count_characters, value)) if isinstance(value, list) else 0
