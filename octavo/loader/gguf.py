@@ -76,13 +76,13 @@ def open_gguf_tensors(paths: Sequence[Path]) -> Iterator[GGUFTensor]:
     all in one line, and passed over too.
     """
     parts = [open_gguf(path) for path in paths]
-    metadata = parts[0].metadata
-    architecture = str(metadata.get("general.architecture", "?"))
-    family = family_of(architecture, num_experts=int(metadata.get(f"{architecture}.expert_count", 0)))
+    first = parts[0]
+    family = family_of(first.architecture, num_experts=first.get("expert_count", 0))
     heads = {"attn_q": 0, "attn_k": 0}
     if family.permuted:
-        num_heads = int(metadata[f"{architecture}.attention.head_count"])
-        heads = {"attn_q": num_heads, "attn_k": int(metadata.get(f"{architecture}.attention.head_count_kv", num_heads))}
+        num_heads = first.require("attention.head_count")
+        has_kv_heads = first.get("attention.head_count_kv") is not None
+        heads = {"attn_q": num_heads, "attn_k": first.require("attention.head_count_kv") if has_kv_heads else num_heads}
     unknown = [
         name for part in parts for name in part.tensors if not is_helper(name) and family.checkpoint_name(name) is None
     ]
@@ -91,7 +91,7 @@ def open_gguf_tensors(paths: Sequence[Path]) -> Iterator[GGUFTensor]:
             "%s has %d tensors that are unknown for %s and are not used: %s",
             paths[0],
             len(unknown),
-            architecture,
+            first.architecture,
             ", ".join(unknown[:20]) + (", …" if len(unknown) > 20 else ""),
         )
     for part in parts:

@@ -90,6 +90,26 @@ class GGUFFile:
     tensors: dict[str, GGUFTensorInfo]
     data: mmap.mmap = field(repr=False)
 
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata.get("general.architecture", "?"))
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of `<architecture>.<key>`. One given per layer but equal in all of them counts as one value."""
+        value = self.metadata.get(f"{self.architecture}.{key}", default)
+        if isinstance(value, list) and value and all(element == value[0] for element in value):
+            return value[0]
+        return value
+
+    def require(self, key: str) -> Any:
+        """The value of `<architecture>.<key>`; LoadError when there is none, or one for each layer."""
+        value = self.get(key)
+        if value is None:
+            raise LoadError(f"{self.path} lacks the metadata key {self.architecture}.{key}.")
+        if isinstance(value, list):
+            raise LoadError(f"{self.path}: {self.architecture}.{key} differs between layers, which is not supported.")
+        return value
+
 
 def open_gguf(path: str | Path) -> GGUFFile:
     """Map one GGUF file and parse its header; LoadError when it is missing, truncated or not GGUF."""
