@@ -10,9 +10,9 @@ A choice keeps its `EngineRequest` and every token id it got: that is all it tak
 import asyncio
 from collections.abc import Callable
 
-from octavo.engine.answer_text import AnswerText
 from octavo.engine.stats import FinishedRequest
 from octavo.errors import OctavoError
+from octavo.tokenizer.detokenizer import IncrementalDetokenizer
 from octavo.types.outputs import (
     CompletionOutput,
     EngineOutput,
@@ -32,7 +32,7 @@ TokenText = Callable[[int], str]
 class Choice:
     """One answer in the making."""
 
-    def __init__(self, request: EngineRequest, text: AnswerText, token_text: TokenText | None):
+    def __init__(self, request: EngineRequest, text: IncrementalDetokenizer, token_text: TokenText | None):
         self.request = request
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
@@ -43,6 +43,7 @@ class Choice:
         self.first_token_time: float | None = None
         self.last_token_time: float | None = None
         self._text = text
+        self._new_text: list[str] = []  # not handed over yet
         self._token_text = token_text
         wants_logprobs = request.sampling_params.logprobs is not None
         self._cumulative_logprob = 0.0 if wants_logprobs else None
@@ -66,31 +67,33 @@ class Choice:
 
     def append(self, output: EngineOutput) -> bool:
         """Take in one step's share; True when a stop string ended the answer, of which the core does not know."""
-        token_ids = output.new_token_ids
-        # A token that stops the answer counts, but its text is shown on request only.
-        is_hidden = (
-            output.finish_reason is FinishReason.STOP and not self.request.sampling_params.include_stop_str_in_output
+        token_ids, reason = output.new_token_ids, output.finish_reason
+        delta = self._text.update(
+            token_ids,
+            finished=reason is not None,
+            stopped_by_token=reason is FinishReason.STOP and bool(token_ids),
         )
-        num_kept = self._text.append(token_ids[:-1] if is_hidden else token_ids)
-        if self._text.stop is None:
-            num_kept = len(token_ids)
-        self.token_ids += token_ids[:num_kept]
+        if delta.text:
+            self._new_text.append(delta.text)
+        self.token_ids += token_ids[: delta.num_tokens]
         if self._logprobs is not None and output.logprobs is not None:
-            self._append_logprobs(self._logprobs, output.logprobs[:num_kept])
-        if self._text.stop is not None:
-            self.finish(FinishReason.STOP, self._text.stop)
+            self._append_logprobs(self._logprobs, output.logprobs[: delta.num_tokens])
+        if delta.stop is not None:
+            self.finish_reason, self.stop_reason = FinishReason.STOP, delta.stop
             return True
-        if output.finish_reason is not None:
-            self.finish(output.finish_reason, output.stop_reason)
+        self.finish_reason, self.stop_reason = reason, output.stop_reason
         return False
 
-    def finish(self, reason: FinishReason, stop_reason: int | str | None = None) -> None:
-        """End the answer; text that was held back comes out."""
-        self._text.close()
-        self.finish_reason, self.stop_reason = reason, stop_reason
+    def finish(self, reason: FinishReason) -> None:
+        """End an answer that goes on; text that was held back comes out."""
+        assert not self.is_finished
+        self._new_text.append(self._text.update([], finished=True).text)
+        self.finish_reason = reason
 
     def take(self, *, delta: bool) -> CompletionOutput:
         """What the client has not seen (`delta`), or all there is."""
+        text = "".join(self._new_text) if delta else self._text.text
+        self._new_text.clear()
         token_ids = self.token_ids[self._num_taken :] if delta else self.token_ids.copy()
         logprobs = self._logprobs
         if logprobs is not None:
@@ -99,7 +102,7 @@ class Choice:
         self._is_end_taken = self.is_finished
         return CompletionOutput(
             index=self.request.index,
-            text=self._text.take(delta=delta),
+            text=text,
             token_ids=token_ids,
             cumulative_logprob=self._cumulative_logprob,
             logprobs=logprobs,

@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from octavo.engine.answer_text import AnswerText
 from octavo.engine.open_request import Choice, OpenRequest
 from octavo.engine.protocol import RemoteError
 from octavo.engine.stats import IterationStats
 from octavo.errors import OctavoError
+from octavo.tokenizer.detokenizer import IncrementalDetokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.types.outputs import EngineOutput, EngineOutputs, FinishReason
 from octavo.types.request import EngineRequest
@@ -46,7 +46,8 @@ class OutputProcessor:
         token_text = None if self._tokenizer is None else self._tokenizer.token_text
         choices = []
         for engine_request in engine_requests:
-            text = AnswerText(self._tokenizer, engine_request.prompt_token_ids, engine_request.sampling_params)
+            prompt_token_ids, params = engine_request.prompt_token_ids, engine_request.sampling_params
+            text = IncrementalDetokenizer(self._tokenizer, prompt_token_ids, params)
             choices.append(Choice(engine_request, text, token_text))
         request = OpenRequest(request_id, prompt, choices, token_text, self._stream_interval)
         for choice in choices:
