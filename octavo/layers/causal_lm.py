@@ -12,12 +12,12 @@ class CausalLM(nn.Module):
     """Base of the causal models: `forward` gives hidden states before the final norm, `logits` finishes chosen rows.
 
     The class attributes are the checkpoint's side of the story, read by the loader:
-    `packing` maps a packed module's name to the checkpoint names of its shards, in order; `renames` are (regex,
-    replacement) pairs applied to checkpoint names; `ignored` are regexes of tensors the model does not need.
+    `packing` maps a packed module's name to the checkpoint names of its shards, in order; `renames` maps
+    regexes to replacements in checkpoint names; `ignored` are regexes of tensors the model does not need.
     """
 
     packing: dict[str, tuple[str, ...]] = {}
-    renames: tuple[tuple[str, str], ...] = ()
+    renames: dict[str, str] = {}
     ignored: tuple[str, ...] = (r"rotary_emb\.inv_freq$",)
     tied: dict[str, str] = {}
 

@@ -73,10 +73,9 @@ class TransformersForCausalLM(CausalLM):
             self.hf_model.to(device)
         self.hf_model.eval().requires_grad_(False)
         swapped = _swap_layers(self.hf_model, method_for)
-        prefix = self.hf_model.base_model_prefix
-        self.decoder = getattr(self.hf_model, prefix)
+        self.decoder = _decoder(self.hf_model)
         self.head = _Given()
-        setattr(self.hf_model, prefix, self.head)
+        setattr(self.hf_model, self.hf_model.base_model_prefix, self.head)
         return f"transformers backend: {swapped}, {time.perf_counter() - started:.1f} s"
 
     def forward(
@@ -137,6 +136,13 @@ def _auto_class() -> Any:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM
+
+
+def _decoder(model: Any) -> Any:
+    """The part under the head, without its look at the input for padding: there is none, and looking waits for the device."""
+    decoder = getattr(model, model.base_model_prefix)
+    decoder.warn_if_padding_and_no_attention_mask = lambda *args, **kwargs: None
+    return decoder
 
 
 def _transformers_config(cfg: HFConfig) -> Any:
@@ -222,8 +228,7 @@ def _discover_attention(config: Any, architecture: str) -> list[PagedAttention]:
     AttentionInterface.register(IMPLEMENTATION, recorder)
     try:
         ids = torch.zeros(1, 2, dtype=torch.int64, device="meta")
-        decoder = getattr(model, model.base_model_prefix)
-        decoder(input_ids=ids, position_ids=ids, use_cache=False, return_dict=True)
+        _decoder(model)(input_ids=ids, position_ids=ids, use_cache=False, return_dict=True)
     except ConfigError as error:
         raise ConfigError(f"{architecture} cannot run through the transformers backend: {error}.") from error
     except (NotImplementedError, RuntimeError, AttributeError, TypeError, ValueError) as error:

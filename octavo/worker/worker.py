@@ -12,9 +12,10 @@ from octavo.config.hf import HFConfig
 from octavo.errors import ConfigError
 from octavo.layers.build import attention_layers, materialise, process_after_loading
 from octavo.layers.linear import Linear, LinearMethod, UnquantizedMethod
-from octavo.loader import LoadReport, load_model
+from octavo.loader import load_model
 from octavo.logger import get_logger
 from octavo.models.registry import model_class
+from octavo.platforms import current_platform
 from octavo.types.kv_spec import KVCacheConfig, KVGroup, KVSpec
 from octavo.types.step import SchedulerOutput
 from octavo.worker.graphs import DecodeGraphs
@@ -47,16 +48,19 @@ class Worker:
         ops.load_providers()
 
     @torch.inference_mode()
-    def load_model(self) -> LoadReport:
+    def load_model(self) -> None:
         """Build the model and fill it from the checkpoint."""
         model, load = self.config.model, self.config.load
         # The table of positions must cover the served context, which may be longer than the trained one.
         hf_config = HFConfig({**model.hf_config.data, "max_model_len": model.max_model_len})
         make = model_class(model.architecture, model.model_impl)
         self.model = materialise(lambda: make(hf_config), self._method_for, self.dtype, self.device)
-        report = load_model(self.model, load, model.path, dtype=self.dtype, device=self.device)
+        if model.model_impl == "transformers":
+            said = self.model.load_checkpoint(model.path, load.load_format, self._method_for, self.dtype, self.device)
+            logger.info("%s", said)
+        else:
+            load_model(self.model, load, model.path, dtype=self.dtype, device=self.device, seed=model.seed)
         process_after_loading(self.model)
-        return report
 
     def _method_for(self, path: str, layer: Linear) -> LinearMethod:
         return UnquantizedMethod()
@@ -132,8 +136,6 @@ class Worker:
         if self.device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self.device)
             return total, free
-        from octavo.platforms import current_platform
-
         platform = current_platform()
         return platform.total_memory(), platform.available_memory()
 
@@ -150,7 +152,7 @@ class Worker:
         self.rows = Rows(scheduler.max_num_seqs, scheduler.max_model_len, self.device)
         self.rows.make_block_tables(kv)
         batch = InputBatch(self.rows, scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
-        sampler = Sampler(scheduler.max_num_seqs, vocab_size, self.device, self.config.model.logprobs_mode)
+        sampler = Sampler(scheduler.max_num_seqs + 1, vocab_size, self.device, self.config.model.logprobs_mode)
         self._allocate_kv_cache(kv)
         self.runner = ModelRunner(self.model, self.rows, batch, sampler, None)
 

@@ -1,0 +1,145 @@
+"""Runs a model the way the worker does — paged cache, ragged batches — and compares it with transformers in float32."""
+
+from pathlib import Path
+
+import torch
+import transformers
+
+from octavo.config.engine import LoadConfig
+from octavo.config.hf import HFConfig
+from octavo.context import GroupMetadata, StepContext, set_step_context
+from octavo.layers.build import attention_layers, materialise
+from octavo.layers.causal_lm import CausalLM
+from octavo.layers.linear import UnquantizedMethod
+from octavo.loader import load_model
+from octavo.models.registry import NATIVE, model_class
+
+SIZES = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+BLOCK_SIZE = 16
+
+
+def random_checkpoint(model_type: str, changes: dict, folder: Path) -> torch.nn.Module:
+    """A tiny checkpoint of an architecture, saved to `folder`; returns transformers' model, the oracle.
+
+    Weights are drawn wide and norms away from one, so that a wrong scale, bias or order shows in the logits.
+    """
+    torch.manual_seed(0)
+    config = transformers.CONFIG_MAPPING[model_type](**{**SIZES, **changes})
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    for name, parameter in model.named_parameters():
+        noise = torch.randn_like(parameter)
+        if parameter.dim() == 1 or "norm" in name or "bias" in name:
+            parameter.data += 0.1 * noise
+        else:
+            parameter.data *= 3
+    model.save_pretrained(folder)
+    return model
+
+
+def load_octavo(folder: Path, model_impl: str | None = None) -> CausalLM:
+    """Our model of the checkpoint in `folder`, with its weights."""
+    config = HFConfig.from_file(folder)
+    impl = model_impl or ("octavo" if config.architecture in NATIVE else "transformers")
+    make = model_class(config.architecture, impl)
+    device = torch.device("cpu")
+
+    def method_for(path, layer):
+        return UnquantizedMethod()
+
+    model = materialise(lambda: make(config), method_for, torch.float32, device)
+    if impl == "transformers":
+        model.load_checkpoint(str(folder), "safetensors", method_for, torch.float32, device)
+    else:
+        load_model(model, LoadConfig("safetensors", use_tqdm=False), str(folder), dtype=torch.float32, device=device)
+    return model
+
+
+class PagedRun:
+    """A few sequences over one paged cache, each with its own shuffled blocks."""
+
+    def __init__(self, model: CausalLM, num_sequences: int, max_len: int):
+        self.model = model
+        width = -(-max_len // BLOCK_SIZE)
+        order = torch.randperm(num_sequences * width, generator=torch.Generator().manual_seed(1)) + 1
+        self.table = order.view(num_sequences, width).to(torch.int32)
+        for layer in attention_layers(model).values():
+            shape = (num_sequences * width + 1, 2, BLOCK_SIZE, layer.num_kv_heads, layer.head_dim)
+            layer.kv_cache = torch.zeros(shape)
+        self.lens = [0] * num_sequences
+
+    @torch.inference_mode()
+    def step(self, chunks: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Run new tokens of some sequences in one batch; returns the logits of each new token."""
+        sequences = list(chunks)
+        counts = [len(chunks[s]) for s in sequences]
+        starts = [0]
+        for count in counts:
+            starts.append(starts[-1] + count)
+        table = self.table[sequences]
+        positions = torch.cat([torch.arange(self.lens[s], self.lens[s] + n) for s, n in zip(sequences, counts)])
+        request = torch.repeat_interleave(torch.arange(len(sequences)), torch.tensor(counts))
+        slots = table[request, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
+        for s, n in zip(sequences, counts):
+            self.lens[s] += n
+        seq_lens = [self.lens[s] for s in sequences]
+        context = StepContext(
+            len(sequences),
+            starts[-1],
+            torch.tensor(starts, dtype=torch.int32),
+            torch.tensor(seq_lens, dtype=torch.int32),
+            max(counts),
+            max(seq_lens),
+            [GroupMetadata(table, slots, BLOCK_SIZE)],
+            starts,
+            seq_lens,
+        )
+        with set_step_context(context):
+            hidden_states = self.model(torch.cat([chunks[s] for s in sequences]), positions)
+            logits = self.model.logits(hidden_states)
+        return {s: logits[starts[i] : starts[i + 1]] for i, s in enumerate(sequences)}
+
+
+@torch.inference_mode()
+def check_against_transformers(folder: Path, oracle: torch.nn.Module, model_impl: str | None = None) -> None:
+    """Whole prefill, chunks, and step by step beside a neighbour must give the oracle's logits."""
+    model = load_octavo(folder, model_impl)
+    rng = torch.Generator().manual_seed(2)
+    ids = torch.randint(3, SIZES["vocab_size"], (60,), generator=rng)
+    other = torch.randint(3, SIZES["vocab_size"], (60,), generator=rng)
+    want, want_other = (oracle(x[None]).logits[0] for x in (ids, other))
+    spread = float(want.std())
+
+    def close(got: torch.Tensor, expected: torch.Tensor) -> None:
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4 * spread)
+
+    close(PagedRun(model, 1, 60).step({0: ids})[0], want)
+
+    run = PagedRun(model, 2, 60)
+    got, got_other = [], []
+    for first, last, other_first, other_last in ((0, 23, 0, 0), (23, 37, 0, 11), (37, 38, 11, 12), (38, 39, 12, 50)):
+        chunks = {0: ids[first:last]}
+        if other_last > other_first:
+            chunks[1] = other[other_first:other_last]
+        out = run.step(chunks)
+        got.append(out[0])
+        got_other += [out[1]] if 1 in out else []
+    for position in range(39, 60):
+        chunks = {0: ids[position : position + 1]}
+        if position + 11 < 60:
+            chunks[1] = other[position + 11 : position + 12]
+        out = run.step(chunks)
+        got.append(out[0])
+        got_other += [out[1]] if 1 in out else []
+    close(torch.cat(got), want)
+    close(torch.cat(got_other), want_other[: len(torch.cat(got_other))])

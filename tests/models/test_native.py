@@ -1,0 +1,59 @@
+"""The native families against transformers in float32: one row a variant."""
+
+import pytest
+
+from tests.models.harness import check_against_transformers, random_checkpoint
+
+ROPE = {"rope_theta": 10000.0}
+LLAMA3 = {**ROPE, "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {**ROPE, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+SHORT, LONG = [1.0 + 0.1 * i for i in range(8)], [2.0 + 0.3 * i for i in range(8)]
+LONGROPE = {**ROPE, "rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG}
+
+CASES = {
+    "llama": ("llama", {}),
+    "llama biases, own head size, llama3 rope": (
+        "llama",
+        {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "head_dim": 24,
+            "rope_parameters": {**LLAMA3, "original_max_position_embeddings": 32},
+        },
+    ),
+    "llama linear rope": ("llama", {"rope_parameters": {**ROPE, "rope_type": "linear", "factor": 4.0}}),
+    "llama dynamic rope": ("llama", {"rope_parameters": {**ROPE, "rope_type": "dynamic", "factor": 4.0}}),
+    "llama yarn": ("llama", {"rope_parameters": YARN}),
+    "llama yarn, mscale": ("llama", {"rope_parameters": {**YARN, "mscale": 1.2, "mscale_all_dim": 0.8}}),
+    "llama longrope, long context": (
+        "llama",
+        {"rope_parameters": {**LONGROPE, "original_max_position_embeddings": 32}, "max_position_embeddings": 60},
+    ),
+    "llama tied, one KV head": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral sliding": ("mistral", {"sliding_window": 16, "head_dim": 32}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 sliding in some layers": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    ),
+    "qwen3": ("qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    "qwen3 biases": ("qwen3", {"head_dim": 16, "attention_bias": True}),
+    "smollm3": ("smollm3", {"no_rope_layer_interval": 2}),
+    "granite": (
+        "granite",
+        {
+            "embedding_multiplier": 2.0,
+            "logits_scaling": 3.0,
+            "residual_multiplier": 0.5,
+            "attention_multiplier": 0.2,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_native_equals_transformers(name, tmp_path):
+    model_type, changes = CASES[name]
+    oracle = random_checkpoint(model_type, changes, tmp_path)
+    check_against_transformers(tmp_path, oracle, "octavo")
