@@ -118,8 +118,7 @@ def sample(
         is_greedy = (temp == 0) | (rows < 0)
         x = logits.float() * (1.0 / torch.where(is_greedy, 1.0, temp))[:, None]
         if any_filter:
-            threshold = survivor_threshold(x, top_k[index], top_p[index], min_p[index])
-            x = x.masked_fill(x < threshold, -float("inf"))
+            x = x.masked_fill(x < survivor_threshold(x, top_k[index], top_p[index], min_p[index]), -float("inf"))
         noisy = x + gumbel_noise(seeds[index], positions, logits.shape[-1])
         token_ids = torch.where(is_greedy, token_ids, noisy.argmax(dim=-1))
     return token_ids.masked_fill(is_bad, 0).int(), is_bad
@@ -178,10 +177,23 @@ def _survivor_threshold_cpu(x: np.ndarray, top_k: int, top_p: float, min_p: floa
 
 
 @sample.register("triton", supported=has_triton, accepts=lambda logits, *args, **kwargs: runs_on_triton(logits))
-def _sample_triton(*args: torch.Tensor, **kwargs: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _sample_triton(
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seeds: torch.Tensor,
+    all_greedy: bool = False,
+    any_filter: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
     from octavo.ops import sampling_triton
 
-    return sampling_triton.sample(*args, **kwargs)
+    return sampling_triton.sample(
+        logits, rows, positions, temperature, top_k, top_p, min_p, seeds, all_greedy, any_filter
+    )
 
 
 def _inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
