@@ -87,10 +87,12 @@ class PagedRun:
         for count in counts:
             starts.append(starts[-1] + count)
         table = self.table[sequences]
-        positions = torch.cat([torch.arange(self.lens[s], self.lens[s] + n) for s, n in zip(sequences, counts)])
+        positions = torch.cat(
+            [torch.arange(self.lens[s], self.lens[s] + n) for s, n in zip(sequences, counts, strict=True)]
+        )
         request = torch.repeat_interleave(torch.arange(len(sequences)), torch.tensor(counts))
         slots = table[request, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
-        for s, n in zip(sequences, counts):
+        for s, n in zip(sequences, counts, strict=True):
             self.lens[s] += n
         seq_lens = [self.lens[s] for s in sequences]
         context = StepContext(
