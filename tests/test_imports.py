@@ -66,7 +66,17 @@ ONLY = {  # part -> all it may import of the package
         "context",
         "layers",
     },
-    "tokenizer": {"tokenizer", "utils", "errors", "envs", "logger", "types", "config", "plugins"},
+    "tokenizer": {
+        "tokenizer",
+        "utils",
+        "errors",
+        "envs",
+        "logger",
+        "types",
+        "config",
+        "plugins",
+        "loader.gguf_metadata",
+    },
 }
 # The backend that runs transformers' own modules is glue, not a model: it swaps layers in and reads the step context.
 MODEL_FILES_EXEMPT = {"models/registry.py", "models/transformers_backend.py", "models/__init__.py"}

@@ -108,7 +108,7 @@ class OptionParser(argparse.ArgumentParser):
         try:
             content = yaml.safe_load(Path(file).read_text())
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            self.error(f"--config {file} cannot be read: {error}")
+            self.error(f"--config {file} cannot be read: {' '.join(str(error).split())}")
         if content is None:
             return {}
         if not isinstance(content, dict):
