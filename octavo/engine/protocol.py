@@ -23,7 +23,7 @@ OUTPUT_SOCKET = "out"
 # --- front to core ---------------------------------------------------------------------------------------------------
 
 
-class Configure(msgspec.Struct, tag="configure"):
+class Configure(msgspec.Struct, tag="configure", array_like=True):
     """The first message: what to start."""
 
     config: EngineConfig
@@ -50,7 +50,7 @@ class UtilityCall(msgspec.Struct, tag="call", array_like=True):
     kwargs: dict[str, Any] = {}
 
 
-class Shutdown(msgspec.Struct, tag="shutdown"):
+class Shutdown(msgspec.Struct, tag="shutdown", array_like=True):
     """End the process. Open requests are dropped: the front drains first when it wants to."""
 
 
@@ -90,7 +90,7 @@ class RemoteError(msgspec.Struct):
         return ServerError(self.message)
 
 
-class Ready(msgspec.Struct, tag="ready"):
+class Ready(msgspec.Struct, tag="ready", array_like=True):
     """The core serves from now on."""
 
     report: StartReport
@@ -102,7 +102,7 @@ class StepOutputs(msgspec.Struct, tag="outputs", array_like=True):
     outputs: EngineOutputs
 
 
-class UtilityResult(msgspec.Struct, tag="result"):
+class UtilityResult(msgspec.Struct, tag="result", array_like=True):
     """The answer to a `UtilityCall`."""
 
     call_id: int
@@ -116,7 +116,7 @@ class Heartbeat(msgspec.Struct, tag="heartbeat", array_like=True):
     timestamp: float  # time.monotonic() in the core
 
 
-class Fatal(msgspec.Struct, tag="fatal"):
+class Fatal(msgspec.Struct, tag="fatal", array_like=True):
     """The core's last words."""
 
     error: RemoteError

@@ -194,9 +194,7 @@ class FakeExecutor(Executor):
         if RAISE in prompts:
             raise RuntimeError("the step was told to fail")
 
-    def _compute(
-        self, result: ModelRunnerOutput, index: int, row: "_Row", num_tokens: int, samples: bool
-    ) -> None:
+    def _compute(self, result: ModelRunnerOutput, index: int, row: "_Row", num_tokens: int, samples: bool) -> None:
         assert result.logprobs is not None and result.prompt_logprobs is not None and result.errors is not None
         if FAIL_ROW in row.prompt:
             result.errors[index] = "the row was told to fail"
