@@ -54,7 +54,7 @@ def test_two_steps_in_flight_equal_lock_step():
     requests.append(request("stops", [5, 6], max_tokens=50))
     results = []
     for async_scheduling in (False, True):
-        core, executor = make_core(
+        core, _ = make_core(
             async_scheduling=async_scheduling, max_num_seqs=5, num_blocks=30, scripts={(5, 6): [9, 9, 9, EOS]}
         )
         core.add_requests(requests)
