@@ -92,7 +92,8 @@ class InProcessClient(CoreClient):
 
     @property
     def has_work(self) -> bool:
-        return self._core.has_work
+        """Whether `step` has something to do; never after it failed."""
+        return self._error is None and self._core.has_work
 
     def add_requests(self, requests: list[EngineRequest]) -> None:
         self.check_health()
@@ -147,6 +148,7 @@ class ProcessClient(CoreClient):
     def __init__(self, preload: Sequence[str] = (), stall_seconds: float = STALL_SECONDS):
         self._stall_seconds = stall_seconds
         self._error: EngineDeadError | None = None
+        self._is_ready = False
         self._is_shut_down = False
         self._listener: CoreListener | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -193,6 +195,7 @@ class ProcessClient(CoreClient):
                 raise EngineDeadError(self._describe_end())
             message = self._decode(self._outputs.recv())
             if isinstance(message, Ready):
+                self._is_ready = True
                 return message.report
             if isinstance(message, Fatal):
                 self._error = EngineDeadError(message.error.message)
@@ -246,8 +249,9 @@ class ProcessClient(CoreClient):
         self._stop_listening()
         if self._process.poll() is None:
             self._send(Shutdown())
+            timeout = SHUTDOWN_SECONDS if timeout is None else timeout
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(SHUTDOWN_SECONDS if timeout is None else timeout)
+                self._process.wait(timeout if self._is_ready else 0)  # one that still starts does not listen
         self._declare_dead(EngineDeadError("the engine was shut down."))
         self._finalizer()
 

@@ -63,7 +63,7 @@ class Choice:
 
     @property
     def has_news(self) -> bool:
-        return self.num_new > 0 or (self.is_finished and not self._is_end_taken)
+        return len(self.token_ids) > self._num_taken or (self.finish_reason is not None and not self._is_end_taken)
 
     def append(self, output: EngineOutput) -> bool:
         """Take in one step's share; True when a stop string ended the answer, of which the core does not know."""
@@ -75,7 +75,7 @@ class Choice:
         )
         if delta.text:
             self._new_text.append(delta.text)
-        self.token_ids += token_ids[: delta.num_tokens]
+        self.token_ids += token_ids if delta.stop is None else token_ids[: delta.num_tokens]
         if self._logprobs is not None and output.logprobs is not None:
             self._append_logprobs(self._logprobs, output.logprobs[: delta.num_tokens])
         if delta.stop is not None:
@@ -156,10 +156,13 @@ class OpenRequest:
         self.error: OctavoError | None = None
         self._prompt = prompt
         self._token_text = token_text
-        self._kind = params.output_kind
+        self._is_delta = params.output_kind is RequestOutputKind.DELTA
+        self._is_final_only = params.output_kind is RequestOutputKind.FINAL_ONLY
         self._interval = max(stream_interval, params.stream_interval or 1)
         self._prompt_logprobs: list[PositionLogprobs | None] | None = None if params.prompt_logprobs is None else [None]
+        self._num_open = len(choices)
         self._news = asyncio.Event()
+        self.metrics = RequestMetrics(choices[0].request.arrival_time)  # goes on with the request, in every output
 
     @property
     def has_news(self) -> bool:
@@ -168,7 +171,7 @@ class OpenRequest:
 
     @property
     def is_finished(self) -> bool:
-        return all(choice.is_finished for choice in self.choices)
+        return self._num_open == 0
 
     def append(self, choice: Choice, output: EngineOutput) -> bool:
         """Take in one choice's share of a step; True when a stop string ended it, of which the core does not know."""
@@ -176,10 +179,14 @@ class OpenRequest:
             self._prompt_logprobs += [to_position_logprobs(entry, self._token_text) for entry in output.prompt_logprobs]
         is_first = not choice.token_ids
         stopped = choice.append(output)
-        if self._kind is RequestOutputKind.FINAL_ONLY:
-            has_news = self.is_finished
+        if choice.finish_reason is not None:
+            self._num_open -= 1
+            has_news = self._num_open == 0 or not self._is_final_only
+        elif self._is_final_only:
+            has_news = False
         else:
-            has_news = choice.is_finished or (choice.num_new > 0 and (is_first or choice.num_new >= self._interval))
+            num_new = choice.num_new
+            has_news = num_new >= self._interval or (is_first and num_new > 0)
         if has_news:
             self._news.set()
         return stopped
@@ -190,6 +197,7 @@ class OpenRequest:
         for choice in self.choices:
             if not choice.is_finished:
                 choice.finish(FinishReason.ABORT if error is None else FinishReason.ERROR)
+        self._num_open = 0
         self._news.set()
 
     async def wait(self) -> None:
@@ -201,34 +209,28 @@ class OpenRequest:
     def take(self) -> RequestOutput:
         """What the client has not seen (delta), or all there is (cumulative, final)."""
         self._news.clear()
-        is_delta = self._kind is RequestOutputKind.DELTA
-        prompt_logprobs = self._prompt_logprobs
-        if is_delta:
-            self._prompt_logprobs = None
+        is_delta = self._is_delta
         first = self.choices[0]
         return RequestOutput(
             request_id=self.request_id,
             prompt=self._prompt,
             prompt_token_ids=first.request.prompt_token_ids,
-            outputs=[choice.take(delta=is_delta) for choice in self.choices if choice.has_news or not is_delta],
-            finished=self.is_finished,
-            prompt_logprobs=prompt_logprobs,
-            metrics=self._metrics(),
+            outputs=[choice.take(delta=is_delta) for choice in self.choices if not is_delta or choice.has_news],
+            finished=self._num_open == 0,
+            prompt_logprobs=self._take_prompt_logprobs(),
+            metrics=self.metrics,
             num_cached_tokens=first.num_cached_tokens,
             error=None if self.error is None else str(self.error),
         )
 
-    def _metrics(self) -> RequestMetrics:
-        def times(name: str) -> list[float]:
-            return [time for choice in self.choices if (time := getattr(choice, name)) is not None]
-
-        return RequestMetrics(
-            arrival_time=self.choices[0].request.arrival_time,
-            first_scheduled_time=min(times("first_scheduled_time"), default=None),
-            first_token_time=min(times("first_token_time"), default=None),
-            last_token_time=max(times("last_token_time"), default=None),
-            num_generation_tokens=sum(len(choice.token_ids) for choice in self.choices),
-        )
+    def _take_prompt_logprobs(self) -> list[PositionLogprobs | None] | None:
+        """The scores of the prompt once they are complete; in a delta stream, once."""
+        scores = self._prompt_logprobs
+        if scores is None or len(scores) < len(self.choices[0].request.prompt_token_ids):
+            return None
+        if self._is_delta:
+            self._prompt_logprobs = None
+        return scores
 
 
 def to_position_logprobs(entry: TokenLogprobs, token_text: TokenText | None) -> PositionLogprobs:

@@ -71,10 +71,10 @@ class OutputProcessor:
             num_known = len(choice.token_ids)
             if request.append(choice, output):
                 processed.aborts.append(output.request_id)
-            self._count(processed.stats, choice, output, len(choice.token_ids) - num_known, now)
+            self._count(processed.stats, request, choice, output, len(choice.token_ids) - num_known, now)
             if request.has_news:
                 processed.updated[request] = None
-            if choice.is_finished:
+            if choice.finish_reason is not None:
                 self._close(request, choice, processed, now)
         return processed
 
@@ -124,12 +124,18 @@ class OutputProcessor:
                 del self._requests[request.request_id]
 
     @staticmethod
-    def _count(stats: IterationStats, choice: Choice, output: EngineOutput, num_new: int, now: float) -> None:
+    def _count(
+        stats: IterationStats, request: OpenRequest, choice: Choice, output: EngineOutput, num_new: int, now: float
+    ) -> None:
         """Note what a choice got in this step."""
-        choice.num_preemptions = max(choice.num_preemptions, output.num_preemptions)
-        if choice.first_scheduled_time is None and output.queued_time:
+        metrics = request.metrics
+        if output.queued_time and choice.first_scheduled_time is None:
             choice.first_scheduled_time = output.queued_time
             choice.num_cached_tokens = output.num_cached_tokens
+            if metrics.first_scheduled_time is None:
+                metrics.first_scheduled_time = output.queued_time
+        if output.num_preemptions:
+            choice.num_preemptions = output.num_preemptions
         if not num_new:
             return
         stats.num_generation_tokens += num_new
@@ -138,10 +144,13 @@ class OutputProcessor:
         else:
             choice.first_token_time = now
             stats.time_to_first_token.append(now - choice.request.arrival_time)
+            if metrics.first_token_time is None:
+                metrics.first_token_time = now
             if choice.request.index == 0:
                 stats.num_prompt_tokens += len(choice.request.prompt_token_ids)
                 stats.num_cached_tokens += choice.num_cached_tokens
-        choice.last_token_time = now
+        choice.last_token_time = metrics.last_token_time = now
+        metrics.num_generation_tokens += num_new
 
 
 def _to_exception(output: EngineOutput) -> OctavoError:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import octavo.engine.client
 from octavo.engine.client import InProcessClient, ProcessClient
 from octavo.engine.protocol import Heartbeat
 from octavo.errors import ConfigError, EngineDeadError, LoadError, ServerError
@@ -121,7 +122,8 @@ def test_a_start_that_fails_raises_its_own_error(start_error, kind, capfd):
 def test_a_start_that_fails_unexpectedly_shows_its_trace(capfd):
     with pytest.raises(ServerError, match="RuntimeError: a bug"), started(start_error="RuntimeError: a bug"):
         pass
-    assert "Traceback" in capfd.readouterr().err
+    lines = capfd.readouterr().err
+    assert "Traceback" in lines and lines.startswith("(core ")
 
 
 def test_a_core_that_dies_while_it_starts_is_noticed():
@@ -193,6 +195,13 @@ async def test_a_hung_core_fails_the_health_check_and_does_not_hold_up_the_end()
         assert is_alive(client.pid)
         client.shutdown(timeout=0.1)
         assert not is_alive(client.pid)
+
+
+def test_a_core_that_still_starts_is_ended_at_once(monkeypatch):
+    monkeypatch.setattr(octavo.engine.client, "SHUTDOWN_SECONDS", 1e6)
+    client = ProcessClient()
+    client.shutdown()
+    assert not is_alive(client.pid)
 
 
 async def test_heartbeats_come_without_work(monkeypatch):
