@@ -157,7 +157,7 @@ def test_a_failed_request_is_marked_and_the_others_are_answered(make_llm):
 
 def test_a_dead_engine_says_so(make_llm):
     llm = make_llm(max_num_seqs=1)
-    with pytest.raises(EngineDeadError, match="^the engine core failed: 3 steps in a row failed"):
+    with pytest.raises(EngineDeadError, match=r"^the engine core failed: 3 steps in a row failed"):
         llm.generate([[RAISE]] * 3, GREEDY, use_tqdm=False)
     with pytest.raises(EngineDeadError, match="failed earlier"):
         llm.generate("x", GREEDY, use_tqdm=False)

@@ -44,7 +44,7 @@ from octavo.engine.protocol import (
 from octavo.errors import OctavoError
 from octavo.logger import get_logger
 
-logger = get_logger(__name__)
+logger = get_logger("octavo.engine.core_process")  # __name__ is __main__ here
 
 HEARTBEAT_SECONDS = 1
 LAST_WORDS_SECONDS = 2.0  # how long the end waits for the front to read
