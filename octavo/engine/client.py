@@ -269,9 +269,12 @@ class ProcessClient(CoreClient):
 
     def _on_readable(self) -> None:
         """Handle every message that has arrived: the descriptor only tells that there may be some."""
-        if self._error is None:
-            for data in take_arrived(self._outputs):
-                self._handle(self._decode(data))
+        if self._error is not None:
+            return
+        for data in take_arrived(self._outputs):
+            self._handle(self._decode(data))
+            if self._is_shut_down:  # by whoever heard this message
+                return
 
     def _handle(self, message: ToFront) -> None:
         match message:

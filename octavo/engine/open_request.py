@@ -85,10 +85,11 @@ class Choice:
         return False
 
     def finish(self, reason: FinishReason) -> None:
-        """End an answer that goes on; text that was held back comes out."""
+        """End an answer that goes on; text that was held back comes out, unless the answer failed."""
         assert not self.is_finished
-        self._new_text.append(self._text.update([], finished=True).text)
         self.finish_reason = reason
+        if reason is not FinishReason.ERROR:
+            self._new_text.append(self._text.update([], finished=True).text)
 
     def take(self, *, delta: bool) -> CompletionOutput:
         """What the client has not seen (`delta`), or all there is."""

@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from octavo.engine.open_request import Choice, OpenRequest
 from octavo.engine.protocol import RemoteError
 from octavo.engine.stats import IterationStats
-from octavo.errors import OctavoError
+from octavo.errors import OctavoError, RequestFailedError
+from octavo.logger import get_logger
 from octavo.tokenizer.detokenizer import IncrementalDetokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.types.outputs import EngineOutput, EngineOutputs, FinishReason
 from octavo.types.request import EngineRequest
+
+logger = get_logger(__name__)
 
 
 @dataclass(slots=True)
@@ -69,8 +72,14 @@ class OutputProcessor:
                 self._end(request, processed, now, _to_exception(output))
                 continue
             num_known = len(choice.token_ids)
-            if request.append(choice, output):
-                processed.aborts.append(output.request_id)
+            try:
+                if request.append(choice, output):
+                    processed.aborts.append(output.request_id)
+            except Exception as error:
+                # A fault in one answer's text must not cost the others of this step their tokens.
+                logger.exception("request %s failed", request.request_id)
+                self._end(request, processed, now, RequestFailedError(f"its output cannot be read: {error!r}"))
+                continue
             self._count(processed.stats, request, choice, output, len(choice.token_ids) - num_known, now)
             if request.has_news:
                 processed.updated[request] = None

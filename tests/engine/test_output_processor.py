@@ -247,6 +247,23 @@ def test_an_error_fails_the_request_and_ends_its_other_answers(tokenizer, spell)
     assert front.processor.num_unfinished == 0
 
 
+def test_a_fault_in_one_answers_text_stays_there(tokenizer, spell, monkeypatch):
+    front = Front(tokenizer)
+    [good_id] = [r.request_id for r in front.engine_requests]
+    good = front.request
+    bad = front.open(request_id="bad", n=2)
+
+    def fail(*args, **kwargs):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(bad.choices[0]._text, "update", fail)
+    outputs = [EngineOutput(r.request_id, spell("x")) for r in front.engine_requests]
+    processed = front.processor.process(EngineOutputs([*outputs, EngineOutput(good_id, spell("y"))]))
+    assert isinstance(bad.error, RequestFailedError) and "ZeroDivisionError" in str(bad.error)
+    assert sorted(processed.aborts) == sorted(r.request_id for r in front.engine_requests)
+    assert good.take().outputs[0].text == "y" and front.processor.num_unfinished == 1
+
+
 def test_a_refusal_keeps_its_class(tokenizer):
     front = Front(tokenizer)
     front.feed([], finish_reason=FinishReason.ERROR, error="too many wait", error_kind="QueueFullError")
