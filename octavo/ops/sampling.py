@@ -89,6 +89,19 @@ def survivor_threshold(x: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
     return torch.where(top_p[:, None] < 1.0, torch.maximum(floor, nucleus), floor)
 
 
+def filter_logits(
+    logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
+) -> torch.Tensor:
+    """Logits [num, vocab] over temperature (0: as they are), in float32, tokens that do not survive at -inf.
+
+    The parameters are [num], one for each row of logits. Greedy rows have no filter.
+    """
+    is_random = temperature > 0
+    x = logits.float() * (1.0 / torch.where(is_random, temperature, 1.0))[:, None]
+    threshold = survivor_threshold(x, top_k, top_p, min_p)
+    return x.masked_fill(is_random[:, None] & (x < threshold), -float("inf"))
+
+
 @op
 def sample(
     logits: torch.Tensor,
@@ -114,13 +127,13 @@ def sample(
     is_bad = ~largest.isfinite()
     if not all_greedy:
         index = rows.clamp(min=0).long()
-        temp = temperature[index]
-        is_greedy = (temp == 0) | (rows < 0)
-        x = logits.float() * (1.0 / torch.where(is_greedy, 1.0, temp))[:, None]
+        temp = temperature[index].masked_fill(rows < 0, 0.0)
         if any_filter:
-            x = x.masked_fill(x < survivor_threshold(x, top_k[index], top_p[index], min_p[index]), -float("inf"))
+            x = filter_logits(logits, temp, top_k[index], top_p[index], min_p[index])
+        else:
+            x = logits.float() * (1.0 / torch.where(temp > 0, temp, 1.0))[:, None]
         noisy = x + gumbel_noise(seeds[index], positions, logits.shape[-1])
-        token_ids = torch.where(is_greedy, token_ids, noisy.argmax(dim=-1))
+        token_ids = torch.where(temp > 0, noisy.argmax(dim=-1), token_ids)
     return token_ids.masked_fill(is_bad, 0).int(), is_bad
 
 
