@@ -46,10 +46,10 @@ class UnquantizedMethod(LinearMethod):
 
     def create_weights(self, layer: "Linear") -> None:
         layer.weight = nn.Parameter(torch.empty(layer.out_features, layer.in_features), requires_grad=False)
-        layer.weight.weight_loader = layer.load_rows
+        layer.weight.weight_loader = layer.load_rows  # type: ignore[attr-defined]
         if layer.has_bias:
             layer.bias = nn.Parameter(torch.empty(layer.out_features), requires_grad=False)
-            layer.bias.weight_loader = layer.load_rows
+            layer.bias.weight_loader = layer.load_rows  # type: ignore[attr-defined]
 
     def apply(self, layer, x, norm, activation, residual, scale):
         if norm is None:

@@ -167,7 +167,7 @@ def _register() -> None:
     AttentionInterface.register(IMPLEMENTATION, _paged)
 
 
-def _paged(module: nn.Module, query, key, value, attention_mask=None, *, scaling=None, **kwargs: Any):
+def _paged(module: Any, query, key, value, attention_mask=None, *, scaling=None, **kwargs: Any):
     """transformers' attention function: query [1, heads, tokens, head_dim] → ([1, tokens, heads, head_dim], None)."""
     assert _active is not None, "the model runs outside TransformersForCausalLM.forward"
     layer = _active.paged_layers[module.layer_idx]
@@ -185,7 +185,7 @@ class _Recorder:
     def __init__(self) -> None:
         self.layers: dict[int, PagedAttention] = {}
 
-    def __call__(self, module: nn.Module, query, key, value, attention_mask=None, *, scaling=None, **kwargs: Any):
+    def __call__(self, module: Any, query, key, value, attention_mask=None, *, scaling=None, **kwargs: Any):
         if not getattr(module, "is_causal", True):
             raise ConfigError("only causal attention is supported by the transformers backend")
         if attention_mask is not None:
@@ -261,6 +261,7 @@ def _check_ledger(info: dict[str, Any], path: str) -> None:
 def _swap_layers(model: nn.Module, method_for: Callable[[str, Linear], LinearMethod]) -> str:
     """Put our linears and norms in place of torch's; weights are shared, not copied."""
     linears = norms = 0
+    module: Any
     for path, module in list(model.named_modules()):
         parent_path, _, name = path.rpartition(".")
         if type(module) is nn.Linear:
@@ -270,9 +271,8 @@ def _swap_layers(model: nn.Module, method_for: Callable[[str, Linear], LinearMet
             setattr(model.get_submodule(parent_path), name, layer)
             linears += 1
         elif type(module).__name__.endswith("RMSNorm") and _is_plain_rms_norm(module):
-            weight: torch.Tensor = module.weight
-            norm = RMSNorm(weight.shape[0], _epsilon(module))
-            norm.weight = weight
+            norm = RMSNorm(module.weight.shape[0], _epsilon(module))
+            norm.weight = module.weight
             setattr(model.get_submodule(parent_path), name, norm)
             norms += 1
     return f"{linears} linears and {norms} norms swapped"
@@ -283,7 +283,7 @@ def _epsilon(module: nn.Module) -> float:
 
 
 @torch.inference_mode()
-def _is_plain_rms_norm(module: nn.Module) -> bool:
+def _is_plain_rms_norm(module: Any) -> bool:
     """Whether a norm computes what ours does (some add one to the weight, some normalise without one)."""
     weight = getattr(module, "weight", None)
     if weight is None or weight.dim() != 1:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import torch
 
@@ -10,17 +11,25 @@ from octavo.logger import get_logger
 logger = get_logger(__name__)
 
 
-class DecodeGraphs:
-    """One CUDA graph a batch size. `step(n)` is the captured work and returns (logits, token ids), which stay in place."""
+class DecodeOutput(NamedTuple):
+    """What a decode step leaves in place, valid until the next step of the same size."""
 
-    def __init__(self, step: Callable[[int], tuple[torch.Tensor, torch.Tensor]], sizes: Iterable[int]):
+    logits: torch.Tensor  # [size, vocab]
+    token_ids: torch.Tensor  # [size] int32
+    is_bad: torch.Tensor  # [size] bool
+
+
+class DecodeGraphs:
+    """One CUDA graph a batch size. `step(n)` is the captured work for n requests."""
+
+    def __init__(self, step: Callable[[int], DecodeOutput], sizes: Iterable[int]):
         self._step = step
         self.sizes = sorted(set(sizes))
         self.max_size = self.sizes[-1] if self.sizes else 0
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor]] = {}
-        self._pool: tuple[int, int] | None = None
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, DecodeOutput]] = {}
+        self._pool: Any = None
         # The smallest captured size that holds each count.
-        self._size_for = []
+        self._size_for: list[int] = []
         for size in self.sizes:
             self._size_for += [size] * (size + 1 - len(self._size_for))
 
@@ -40,14 +49,14 @@ class DecodeGraphs:
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool, stream=stream):
-                logits, token_ids = self._step(size)
+                output = self._step(size)
             self._pool = graph.pool()
-            self._graphs[size] = (graph, logits, token_ids)
+            self._graphs[size] = (graph, output)
         torch.cuda.synchronize()
         logger.info("captured %d decode graphs in %.1f s", len(self.sizes), time.perf_counter() - started)
 
-    def replay(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run one step; the returned tensors are the graph's own, valid until its next replay."""
-        graph, logits, token_ids = self._graphs[size]
+    def replay(self, size: int) -> DecodeOutput:
+        """Run one step."""
+        graph, output = self._graphs[size]
         graph.replay()
-        return logits, token_ids
+        return output

@@ -15,7 +15,7 @@ from octavo.context import StepContext, set_step_context
 from octavo.layers.causal_lm import CausalLM
 from octavo.ops.inputs import store_sampled
 from octavo.types.step import ModelRunnerOutput, SchedulerOutput
-from octavo.worker.graphs import DecodeGraphs
+from octavo.worker.graphs import DecodeGraphs, DecodeOutput
 from octavo.worker.input_batch import InputBatch
 from octavo.worker.prompt_logprobs import PromptLogprobs
 from octavo.worker.rows import Rows
@@ -90,21 +90,22 @@ class ModelRunner:
         assert self.graphs is not None
         size = self.graphs.size_for(len(rows))
         self.batch.prepare_decode_rows(rows, size)
-        logits, token_ids = self.graphs.replay(size)
+        self.sampler.flush()
+        logits, token_ids, is_bad = self.graphs.replay(size)
         num = len(rows)
         if self.sampler.is_plain(rows):
-            return SamplerOutput(token_ids[:num])
+            return SamplerOutput(token_ids[:num], is_bad[:num])
         # The graph has sampled without the rows' extras: do it again with them and overwrite.
         return self._sample(logits[:num], rows, self.batch.decode_rows[:num], self.batch.seq_lens[:num])
 
-    def decode_step(self, num: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """One token for each of the first `num` of `batch.decode_rows`: what a graph captures. Returns (logits, token ids)."""
+    def decode_step(self, num: int) -> DecodeOutput:
+        """One token for each of the first `num` of `batch.decode_rows`: what a graph captures."""
         state, batch = self.rows, self.batch
         context = batch.gather_decode(num, state.max_len)
         logits = self.model.logits(self._forward(context))
-        token_ids = self.sampler.sample_plain(logits, batch.decode_rows[:num], context.seq_lens)
+        token_ids, is_bad = self.sampler.sample_plain(logits, batch.decode_rows[:num], context.seq_lens)
         store_sampled(token_ids, batch.decode_rows[:num], context.seq_lens, state.token_ids)
-        return logits, token_ids
+        return DecodeOutput(logits, token_ids, is_bad)
 
     def _mixed(self, step: SchedulerOutput):
         sampling = [i for i, wanted in enumerate(step.samples) if wanted]

@@ -47,7 +47,7 @@ class Worker:
             torch.cuda.set_device(self.device)
         ops.load_providers()
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def load_model(self) -> None:
         """Build the model and fill it from the checkpoint."""
         model, load = self.config.model, self.config.load
