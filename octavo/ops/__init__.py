@@ -1,1 +1,31 @@
 """Operators. Each is its torch reference; faster providers register beside it (see `registry`)."""
+
+import importlib
+import importlib.util
+import os
+
+_TRITON_MODULES = (
+    "norm_triton",
+    "activation_triton",
+    "embedding_triton",
+    "rope_triton",
+    "linear.triton_linear",
+    "attention.triton_decode",
+)
+
+
+def load_providers() -> None:
+    """Register the providers this machine may use: the CPU's always, Triton's where a GPU or its interpreter runs them.
+
+    The worker calls this once.
+
+    They are not imported with their operators, so that a machine without Triton, or without need of it, never pays for it.
+    """
+    import torch
+
+    importlib.import_module("octavo.ops.attention.sdpa")
+    if importlib.util.find_spec("triton") is None:
+        return
+    if torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET", "0") == "1":
+        for name in _TRITON_MODULES:
+            importlib.import_module(f"octavo.ops.{name}")
