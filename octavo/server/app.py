@@ -23,8 +23,7 @@ class Application:
         self.context = context
         self.routes = routes
         args = context.args
-        app: ASGIApp = Errors(Router(routes, redirect_slashes=False))
-        app = Admission(app, context.activity)
+        app: ASGIApp = Errors(Admission(Router(routes, redirect_slashes=False), context.activity))
         if keys := api_keys(args):
             app = ApiKey(app, keys)
         if args.allowed_origins:

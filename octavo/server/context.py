@@ -10,6 +10,7 @@ from octavo.config.server_args import ServerArgs
 from octavo.errors import ClientError
 from octavo.server.activity import Activity
 from octavo.server.engine_client import EngineClient
+from octavo.server.json_body import MAX_BODY_BYTES
 from octavo.server.prompts import PromptMaker
 from octavo.tokenizer.tokenizer import Tokenizer
 
@@ -20,6 +21,7 @@ class ServerContext:
     args: ServerArgs
     prompts: PromptMaker
     registry: CollectorRegistry
+    max_body_bytes: int = MAX_BODY_BYTES
     activity: Activity = field(default_factory=Activity)
     started: int = field(default_factory=lambda: int(time.time()))  # "created" of the model cards
 

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
-import octavo
+from octavo import __version__
 from octavo.server.answers import Json
 from octavo.server.openai import protocol, responses
 
@@ -49,7 +49,7 @@ def openapi() -> dict[str, Any]:
         paths.setdefault(path, {})[method] = operation
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Octavo", "version": octavo.__version__},
+        "info": {"title": "Octavo", "version": __version__},
         "paths": paths,
         "components": {"schemas": components},
     }
@@ -70,7 +70,7 @@ async def docs_page(request: Request) -> HTMLResponse:
         sections.append(f"<h2>{method.upper()} {escape(path)}</h2><p>{escape(sentence)}</p><p>Fields: {fields}</p>")
     style = "body{font:16px/1.5 system-ui;max-width:60rem;margin:2rem auto;padding:0 1rem}"
     return HTMLResponse(
-        f"<!doctype html><title>Octavo</title><style>{style}</style><h1>Octavo {octavo.__version__}</h1>"
+        f"<!doctype html><title>Octavo</title><style>{style}</style><h1>Octavo {__version__}</h1>"
         f"<p>Machine-readable: <a href='openapi.json'>openapi.json</a></p>{''.join(sections)}"
     )
 

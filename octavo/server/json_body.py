@@ -32,7 +32,7 @@ _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?(.*)`$", re.DOTALL)
 
 
-async def read_object(request: Request, max_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
+async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
     """Read the body of `request` as a JSON object, or raise the 4xx that says what is wrong with it."""
     content_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if content_type != "application/json":

@@ -8,12 +8,14 @@ listener, engine and socket file go. A second signal skips the waiting.
 import asyncio
 import contextlib
 import ipaddress
+import logging
 import os
 import signal
 import socket
+import ssl
 import stat
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from types import FrameType
 from typing import Any
 
@@ -22,6 +24,7 @@ import uvicorn
 from octavo.config.args import EngineArgs
 from octavo.config.server_args import ServerArgs
 from octavo.engine.async_llm import AsyncLLM
+from octavo.engine.protocol import StartReport
 from octavo.errors import ConfigError, EngineDeadError
 from octavo.logger import get_logger
 from octavo.metrics import StatCollector, StatLine
@@ -45,15 +48,16 @@ def run_server(engine_args: EngineArgs, args: ServerArgs, started: float | None 
     address cannot be had, and whatever the start of the engine raises.
     """
     started = time.monotonic() if started is None else started
+    _check_tls(args)
     with bound_socket(args) as listener, _sigterm_interrupts():
         try:
             engine = AsyncLLM.from_engine_args(engine_args)
+            try:
+                return _run(engine, args, listener, started)
+            finally:
+                engine.shutdown()
         except KeyboardInterrupt:
             return INTERRUPTED_STATUS
-        try:
-            return _run(engine, args, listener, started)
-        finally:
-            engine.shutdown()
 
 
 def _run(engine: AsyncLLM, args: ServerArgs, listener: socket.socket, started: float) -> int:
@@ -64,10 +68,13 @@ def _run(engine: AsyncLLM, args: ServerArgs, listener: socket.socket, started: f
     else:
         loop_factory = uvloop.new_event_loop
     app = build_app(engine, args, _count(engine))
-    server = _QuietServer(_uvicorn_config(app, args))
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        logger.info("ready after %.1f s", time.monotonic() - started)
+
+    def on_started() -> None:
+        _report_start(engine.report, time.monotonic() - started)
         _announce(args, listener)
+
+    server = make_server(app, args, on_started)
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
         return runner.run(serve(server, listener, engine, app.context.activity, args.shutdown_timeout))
 
 
@@ -82,6 +89,14 @@ def _count(engine: AsyncLLM) -> StatCollector | None:
     return stats
 
 
+def _report_start(report: StartReport, seconds: float) -> None:
+    """Say what memory is for and where the time went."""
+    if report.memory_plan:
+        logger.info("memory plan:\n%s", report.memory_plan)
+    phases = "".join(f", {name.replace('_', ' ')} {spent:.2f} s" for name, spent in report.seconds.items())
+    logger.info("ready after %.2f s%s, the rest imports and processes", seconds, phases)
+
+
 async def serve(
     server: "_QuietServer",
     listener: socket.socket,
@@ -93,6 +108,7 @@ async def serve(
     signalled, hurried = asyncio.Event(), asyncio.Event()
 
     def on_signal() -> None:
+        activity.drain()  # at once: what arrives from now on is refused
         (hurried if signalled.is_set() else signalled).set()
 
     loop = asyncio.get_running_loop()
@@ -153,27 +169,55 @@ async def _wait_either(*waits: Coroutine[Any, Any, object]) -> None:
 class _QuietServer(uvicorn.Server):
     """Uvicorn without its own signal handling: signals drain here, they do not close the listener."""
 
+    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None] | None):
+        super().__init__(config)
+        self.on_started = on_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.on_started is not None:
+            self.on_started()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-def _uvicorn_config(app: Any, args: ServerArgs) -> uvicorn.Config:
+def make_server(app: Any, args: ServerArgs, on_started: Callable[[], None] | None = None) -> _QuietServer:
+    """The HTTP server for `app`, to be run by `serve`; `on_started` is called once it listens."""
+    logging.getLogger("uvicorn").handlers = logging.getLogger("octavo").handlers
     tls = {
         name: getattr(args, name)
         for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers")
         if getattr(args, name)
     }
-    return uvicorn.Config(
+    config = uvicorn.Config(
         app,
         http=http_protocol(),
         ws="none",
         lifespan="off",
         log_level=args.uvicorn_log_level,
+        log_config=None,
         access_log=False,  # middleware.AccessLog writes a line of its own
         server_header=False,
         **tls,
     )
+    return _QuietServer(config, on_started)
+
+
+def _check_tls(args: ServerArgs) -> None:
+    """Refuse unusable TLS files before a model is loaded for nothing."""
+    if not args.ssl_certfile:
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(args.ssl_certfile, args.ssl_keyfile)
+        if args.ssl_ca_certs:
+            context.load_verify_locations(args.ssl_ca_certs)
+        if args.ssl_ciphers:
+            context.set_ciphers(args.ssl_ciphers)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"the TLS files cannot be used: {error}.", param="ssl_certfile") from None
 
 
 @contextlib.contextmanager

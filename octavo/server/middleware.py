@@ -4,8 +4,8 @@
     AccessLog     request id, one log line, HTTP metrics
     (CORS)        Starlette's own; outside the key check, since preflights carry no key
     ApiKey        every route but the public ones needs a key once keys are set
+    Errors        whatever is raised below becomes the OpenAI error body
     Admission     counts requests in flight; 503 while the server drains
-    Errors        whatever a route raises becomes the OpenAI error body
 
 The public list is compared with the very path that the router matches, so no spelling of a path (slashes, case,
 percent-encoding, root path) can be public for the one and private for the other.
@@ -31,6 +31,9 @@ access_logger = get_logger("octavo.access")
 
 # Liveness and monitoring: no key, and served while the server drains.
 PUBLIC_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
+
+# The methods that metrics tell apart; a client may send any word.
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 _REQUEST_ID = re.compile(r"[\w.:@/+=-]{1,128}", re.ASCII)
 
@@ -112,7 +115,8 @@ class AccessLog:
         if self.observe is not None and scope["path"] not in PUBLIC_PATHS:
             # The route's own path, not the client's: the number of label values stays bounded.
             route = getattr(scope.get("route"), "path", "none")
-            self.observe(scope["method"], route, status, seconds)
+            method = scope["method"] if scope["method"] in METHODS else "other"
+            self.observe(method, route, status, seconds)
 
 
 class ApiKey:
@@ -150,21 +154,6 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
 
 
-class Admission:
-    """Count requests in flight; refuse new ones while draining. Public paths are neither counted nor refused."""
-
-    def __init__(self, app: ASGIApp, activity: Activity):
-        self.app = app
-        self.activity = activity
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in PUBLIC_PATHS:
-            await self.app(scope, receive, send)
-            return
-        with self.activity:
-            await self.app(scope, receive, send)
-
-
 class Errors:
     """Turn what the inner application raises into an error answer, unless an answer has begun."""
 
@@ -190,3 +179,18 @@ class Errors:
             found = describe(error)
             if not begun:
                 await send_problem(found, send)
+
+
+class Admission:
+    """Count requests in flight; refuse new ones while draining. Public paths are neither counted nor refused."""
+
+    def __init__(self, app: ASGIApp, activity: Activity):
+        self.app = app
+        self.activity = activity
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in PUBLIC_PATHS:
+            await self.app(scope, receive, send)
+            return
+        with self.activity:
+            await self.app(scope, receive, send)

@@ -5,7 +5,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-import octavo
+from octavo import __version__
 from octavo.server.answers import Json
 from octavo.server.context import ServerContext
 from octavo.server.openai.responses import LoadResponse, VersionResponse
@@ -19,7 +19,7 @@ async def health(request: Request) -> Response:
 
 async def version(request: Request) -> Json:
     """GET /version"""
-    return Json(VersionResponse(octavo.__version__))
+    return Json(VersionResponse(__version__))
 
 
 async def load(request: Request) -> Json:

@@ -85,7 +85,7 @@ async def create_chat_completion(request: Request) -> EventStream | Json:
 async def tokenize(request: Request) -> Json:
     """POST /tokenize"""
     server = _server(request)
-    fields = await read_object(request)
+    fields = await read_object(request, _server(request).max_body_bytes)
     refuse_unsupported(fields)
     body = convert(fields, TokenizeRequest)
     served_name(body.model, server.model)
@@ -106,7 +106,7 @@ async def tokenize(request: Request) -> Json:
 async def detokenize(request: Request) -> Json:
     """POST /detokenize"""
     server = _server(request)
-    body = convert(await read_object(request), DetokenizeRequest)
+    body = convert(await read_object(request, _server(request).max_body_bytes), DetokenizeRequest)
     served_name(body.model, server.model)
     return Json(DetokenizeResponse(await server.prompts.decode(body.tokens)))
 
@@ -128,7 +128,7 @@ def _server(request: Request) -> ServerContext:
 async def _begin(request: Request, kind: type[R], prefix: str) -> tuple[R, Call]:
     """Read the body and settle what does not depend on the prompt."""
     server = _server(request)
-    fields = await read_object(request)
+    fields = await read_object(request, _server(request).max_body_bytes)
     refuse_unsupported(fields)
     body = convert(fields, kind)
     return body, Call.of(prefix, body, request.state.request_id, server.model, server.args)
