@@ -31,8 +31,10 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# What a step costs the host, then decode and prefill of the demo model.
 bench: install
-	@set -e; for script in $(sort $(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script; done
+	$(BIN)/python benchmarks/scheduler_host_cost.py
+	$(BIN)/python benchmarks/offline.py --model $(MODEL) --decode 1 8 --prefill 1x512
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -13,7 +13,6 @@ import types
 import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin
 
 from octavo.errors import ConfigError
@@ -84,7 +83,6 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-@cache
 def option_fields(cls: type) -> tuple[OptionField, ...]:
     """The options a dataclass declares, in order."""
     hints = typing.get_type_hints(cls)
@@ -93,12 +91,16 @@ def option_fields(cls: type) -> tuple[OptionField, ...]:
             name=field.name,
             kind=_kind_of(hints[field.name], field.metadata[_METADATA_KEY], field.name),
             nullable=type(None) in _members(hints[field.name]),
-            default=field.default if field.default is not dataclasses.MISSING else field.default_factory(),  # type: ignore[misc]
+            default=_default_of(field),
             option=field.metadata[_METADATA_KEY],
         )
         for field in dataclasses.fields(cls)
         if _METADATA_KEY in field.metadata
     )
+
+
+def _default_of(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _members(hint: Any) -> tuple[Any, ...]:

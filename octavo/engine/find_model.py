@@ -119,11 +119,12 @@ def _access(args: EngineArgs) -> dict[str, Any]:
     return {"cache_dir": args.download_dir, "token": args.hf_token}
 
 
-def _transport_errors() -> tuple[type[BaseException], ...]:
+def _transport_errors() -> tuple[type[Exception], ...]:
     """What the hub library raises without a connection: the root of its HTTP client's errors, whichever it uses."""
     from huggingface_hub.errors import HfHubHTTPError
 
-    return (OSError, *(cls for cls in HfHubHTTPError.__mro__ if cls.__name__ == "HTTPError"))
+    roots = [cls for cls in HfHubHTTPError.__mro__ if cls.__name__ == "HTTPError" and issubclass(cls, Exception)]
+    return (OSError, *roots)
 
 
 def _ask_hub(name: str, ask: Callable[[Any], Any]) -> Any:
@@ -131,11 +132,10 @@ def _ask_hub(name: str, ask: Callable[[Any], Any]) -> Any:
     import huggingface_hub as hub
     import huggingface_hub.errors as hub_errors
 
+    expected: tuple[type[Exception], ...] = (hub_errors.HFValidationError, *_transport_errors())
     try:
         return ask(hub)
-    except ConfigError:
-        raise
-    except (hub_errors.HFValidationError, *_transport_errors()) as error:
+    except expected as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(
             f"{name} is neither a folder nor a GGUF file here, and the hub does not give it: {reason}", param="model"

@@ -56,7 +56,7 @@ class CpuPlatform(Platform):
         return BatchDefaults(4096, 256) if usage == "llm" else BatchDefaults(2048, 128)
 
     @cached_property
-    def num_threads(self) -> int:  # type: ignore[override]
+    def num_threads(self) -> int:
         return count_threads()
 
     def describe(self) -> str:
