@@ -17,7 +17,7 @@ PATTERN_SIZE = 1_048_573
 def fill_dummy(tensor: Tensor, name: str, seed: int) -> None:
     """Fill a tensor in place on its device."""
     generator = torch.Generator(device=tensor.device)
-    generator.manual_seed(zlib.crc32(name.encode()) ^ (seed & 0xFFFFFFFF) << 32)
+    generator.manual_seed(zlib.crc32(f"{seed} {name}".encode()))  # CPU generators take 32 bits only
     size = min(tensor.numel(), PATTERN_SIZE)
     if tensor.is_floating_point():
         center, spread = _range(tensor, name)

@@ -29,7 +29,7 @@ _TYPE_STRING, _TYPE_ARRAY, _TYPE_BOOL = 8, 9, 7
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _MAX_ARRAY_NESTING = 4
 
-# ggml type id → (name, elements a block, bytes a block). Every type that files may contain, decodable or not: a reader
+# ggml type id → (name, elements a block, bytes a block). Every type that files contain, decodable or not: a reader
 # must know the size of a tensor to check it, and its name to refuse it.
 GGML_TYPES: dict[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4),
@@ -39,7 +39,6 @@ GGML_TYPES: dict[int, tuple[str, int, int]] = {
     6: ("Q5_0", 32, 22),
     7: ("Q5_1", 32, 24),
     8: ("Q8_0", 32, 34),
-    9: ("Q8_1", 32, 36),
     10: ("Q2_K", 256, 84),
     11: ("Q3_K", 256, 110),
     12: ("Q4_K", 256, 144),
