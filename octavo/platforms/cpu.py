@@ -53,7 +53,9 @@ class CpuPlatform(Platform):
         return available if limit is None or used is None else max(0, min(available, limit - used))
 
     def batch_defaults(self, usage: Usage) -> BatchDefaults:
-        return BatchDefaults(4096, 256) if usage == "llm" else BatchDefaults(2048, 128)
+        # A few hundred tokens already keep the cores busy; longer steps only make everybody else's next token late, and
+        # the worst step is run once at the start to measure its memory.
+        return BatchDefaults(1024, 256) if usage == "llm" else BatchDefaults(512, 128)
 
     @cached_property
     def num_threads(self) -> int:

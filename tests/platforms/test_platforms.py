@@ -39,8 +39,8 @@ def test_the_cpu_is_always_there():
     assert 0 < platform.available_memory() <= platform.total_memory()
     assert 1 <= platform.num_threads <= (os.cpu_count() or 1)
     assert platform.preferred_dtype in platform.supported_dtypes
-    assert platform.batch_defaults("llm") == BatchDefaults(4096, 256)
-    assert platform.batch_defaults("server") == BatchDefaults(2048, 128)
+    assert platform.batch_defaults("llm") == BatchDefaults(1024, 256)
+    assert platform.batch_defaults("server") == BatchDefaults(512, 128)
     platform.synchronize()
 
 
