@@ -11,13 +11,14 @@ SHA-256.
 """
 
 import os
-from array import array
+import struct
 from collections.abc import Sequence
 from hashlib import blake2b
 
 import msgspec
 
 DIGEST_BYTES = 16
+ROOT = bytes(DIGEST_BYTES)  # the parent of first blocks
 
 
 class CacheSalt(msgspec.Struct, frozen=True, array_like=True, tag="salt"):
@@ -44,23 +45,23 @@ ExtraKey = CacheSalt | AdapterKey | MediaKey
 
 
 class BlockHasher:
-    """Computes the names of blocks under one secret key.
+    """Computes the names of blocks of `block_size` tokens under one secret key.
 
-    Pass `key` only where several processes must agree on names.
+    Pass `key` (up to 64 bytes) only where several processes must agree on names.
     """
 
-    def __init__(self, key: bytes | None = None):
-        self._key = os.urandom(32) if key is None else key
-        self._root = bytes(DIGEST_BYTES)
+    def __init__(self, block_size: int, key: bytes | None = None):
+        # Copying a keyed state is several times cheaper than keying a new one.
+        self._keyed = blake2b(digest_size=DIGEST_BYTES, key=os.urandom(32) if key is None else key)
+        self._pack = struct.Struct(f"={block_size}i").pack
 
-    def __call__(self, parent: bytes | None, token_ids: Sequence[int], extra_keys: Sequence[ExtraKey] = ()) -> bytes:
-        """Return the name of the block that follows `parent` (None: the first block) and holds `token_ids`.
+    def __call__(self, parent: bytes, token_ids: Sequence[int], extra_keys: Sequence[ExtraKey] = ()) -> bytes:
+        """Return the name of the block that follows `parent` (`ROOT` before the first) and holds `token_ids`.
 
-        All blocks of a chain hold the same number of tokens, so nothing has to mark where the ids end and the keys
-        begin.
+        Parent and ids have fixed lengths, so nothing has to mark where they end and the extra keys begin.
         """
-        digest = blake2b(parent or self._root, digest_size=DIGEST_BYTES, key=self._key)
-        digest.update(array("i", token_ids).tobytes())
+        digest = self._keyed.copy()
+        digest.update(parent + self._pack(*token_ids))
         if extra_keys:
             digest.update(msgspec.msgpack.encode(extra_keys))
         return digest.digest()

@@ -8,12 +8,11 @@ finds the block runs later or in the same step. A step therefore writes the keys
 row reads. Only blocks of known tokens are published. When a step fails, `withdraw` takes the names back.
 """
 
-from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from octavo.errors import ConfigError
-from octavo.scheduler.block_hash import BlockHasher, CacheSalt
+from octavo.scheduler.block_hash import ROOT, BlockHasher, CacheSalt
 from octavo.scheduler.block_pool import NULL_BLOCK, BlockPool
 from octavo.scheduler.group_managers import make_group_manager
 from octavo.scheduler.request import Request
@@ -49,7 +48,7 @@ class KVCacheManager:
         self._managers = [make_group_manager(i, g.spec, self.pool, max_chunk) for i, g in enumerate(config.groups)]
         self._early_freeing = [m for m in self._managers if m.frees_early]
         self._enable_prefix_caching = enable_prefix_caching
-        self._hash_block = BlockHasher(hash_key)
+        self._hash_block = BlockHasher(self.block_size, hash_key)
         self._num_reserved = 0  # sum of all requests' num_reserved_blocks
 
     @property
@@ -225,10 +224,10 @@ class KVCacheManager:
             return names
         size, hash_block = self.block_size, self._hash_block
         token_ids = request.token_ids
-        parent = names[-1] if names else None
+        parent = names[-1] if names else ROOT
         extra_keys = (CacheSalt(request.cache_salt),) if request.cache_salt is not None and not names else ()
         for start in range(len(names) * size, num_blocks * size, size):
-            parent = hash_block(parent, array("i", token_ids[start : start + size]), extra_keys)
+            parent = hash_block(parent, token_ids[start : start + size], extra_keys)
             extra_keys = ()
             names.append(parent)
         return names

@@ -376,16 +376,15 @@ class Scheduler:
         """Take in the result of the oldest step in flight, end what has ended, and say what is new."""
         step_id, requests = self._in_flight.popleft()
         assert step_id == step.step_id == result.step_id, f"result of step {result.step_id}, expected {step_id}"
-        assert len(result.sampled_token_ids) == len(requests)
         self._last_step_done = step_id
         outputs = self._fail_rows(step_id, requests, result.errors) if result.errors else []
         num_generated = 0
-        for index, token_ids in enumerate(result.sampled_token_ids):
-            request = requests[index]
+        for request, token_ids, index in zip(requests, result.sampled_token_ids, range(len(requests)), strict=True):
             if request.is_steady and len(token_ids) == 1:
-                known = request.token_ids
-                if token_ids[0] not in request.stop_token_ids and len(known) + 1 < request.max_total_tokens:
-                    known.append(token_ids[0])
+                token_id = token_ids[0]
+                # num_tokens counts this token already, and possibly one that is still in flight.
+                if token_id not in request.stop_token_ids and request.num_tokens < request.max_total_tokens:
+                    request.token_ids.append(token_id)
                     outputs.append(EngineOutput(request.request_id, token_ids))
                     num_generated += 1
                     continue

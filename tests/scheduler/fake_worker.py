@@ -115,7 +115,9 @@ class FakeWorker:
                 sampled.append([])
                 continue
             is_damaged = not self._reads_are_right(row, count)
-            assert not is_damaged or self.tolerates_damage, f"request {row.request_id} read something that is not its own"
+            assert not is_damaged or self.tolerates_damage, (
+                f"request {row.request_id} read something that is not its own"
+            )
             start, row.num_computed_tokens = row.num_computed_tokens, row.num_computed_tokens + count
             assert samples == (row.num_computed_tokens == len(row.token_ids) and row.params.max_tokens != 0)
             if row.params.prompt_logprobs is not None:
@@ -186,7 +188,9 @@ def kv_config(num_blocks: int, *specs: FullAttentionSpec | SlidingWindowSpec) ->
 def make_request(request_id: str, prompt: list[int], **options: object) -> EngineRequest:
     """A request; keyword arguments of EngineRequest go there, all others to SamplingParams."""
     own = {
-        name: options.pop(name) for name in ("priority", "cache_salt", "output_token_ids", "arrival_time") if name in options
+        name: options.pop(name)
+        for name in ("priority", "cache_salt", "output_token_ids", "arrival_time")
+        if name in options
     }
     eos = options.pop("eos_token_ids", [EOS])
     options.setdefault("max_tokens", 8)

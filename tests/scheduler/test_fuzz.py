@@ -7,9 +7,9 @@ worker too little shows up at once. A failing seed replays exactly.
 import random
 
 import pytest
+
 from octavo.types.outputs import FinishReason
 from octavo.types.request import EngineRequest
-
 from tests.scheduler.fake_worker import (
     EOS,
     GARBAGE,
@@ -74,14 +74,14 @@ def random_request(rng: random.Random, engine: Engine, index: int, stems: list[l
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("groups", GROUPS)
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_answers_are_solo_answers_and_accounting_holds(seed: int, groups: str, depth: int) -> None:
     rng = random.Random(f"{seed}/{groups}/{depth}")
     engine = random_engine(rng, groups, depth)
     stems = [[rng.randrange(VOCAB) for _ in range(rng.randint(8, 40))] for _ in range(3)]
     stems.append(stems[0][:9] + stems[1])
     requests: dict[str, EngineRequest] = {}
-    num_requests = 60
+    num_requests = 40
     while len(requests) < num_requests or engine.scheduler.has_unfinished() or engine.in_flight:
         if len(requests) < num_requests:
             for _ in range(rng.choice([0, 0, 1, 1, 2, 6])):
@@ -109,17 +109,23 @@ def test_answers_are_solo_answers_and_accounting_holds(seed: int, groups: str, d
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_failing_rows_hurt_nobody_else(seed: int, depth: int) -> None:
+    # Much sharing between requests of the same step and of neighbouring steps, so that failed rows leave traps behind.
     rng = random.Random(f"fail/{seed}/{depth}")
-    engine = random_engine(rng, "full+sliding", depth)
+    engine = Engine(
+        kv_config(80, full_spec(), sliding_spec(6)), depth=depth, max_num_batched_tokens=60, max_model_len=64
+    )
     engine.worker.tolerates_damage = True
     stems = [[rng.randrange(VOCAB) for _ in range(30)] for _ in range(2)]
     requests: dict[str, EngineRequest] = {}
-    while len(requests) < 60 or engine.scheduler.has_unfinished() or engine.in_flight:
-        if len(requests) < 60 and rng.random() < 0.7:
+    while len(requests) < 40 or engine.scheduler.has_unfinished() or engine.in_flight:
+        if len(requests) < 40 and rng.random() < 0.7:
             for _ in range(rng.randint(1, 4)):
-                request = random_request(rng, engine, len(requests), stems)
+                prompt = [*rng.choice(stems)[: rng.choice([9, 20, 30])], rng.randrange(VOCAB)]
+                request = make_request(
+                    f"r{len(requests)}", prompt, max_tokens=rng.randint(1, 12), seed=rng.randrange(3)
+                )
                 engine.add(request)
                 requests[request.request_id] = request
                 if rng.random() < 0.2:
@@ -140,7 +146,7 @@ def test_pressure_is_real() -> None:
     engine = Engine(kv_config(13), max_num_seqs=8, max_num_batched_tokens=16, max_model_len=48)
     rng = random.Random(5)
     stem = [rng.randrange(VOCAB) for _ in range(12)]
-    requests = [make_request(f"r{i}", stem[: rng.randint(1, 12)] + [i], max_tokens=20) for i in range(200)]
+    requests = [make_request(f"r{i}", [*stem[: rng.randint(1, 12)], i], max_tokens=20) for i in range(200)]
     engine.add(*requests)
     engine.run()
     stats = engine.scheduler.stats()
