@@ -101,6 +101,9 @@ def load_model(
         ignored=ledger.ignored,
         shared=shared,
     )
+    if weights.load_format == "dummy":
+        logger.info("Filled %.2f GB of parameters with random weights.", report.parameter_bytes / 1e9)
+        return report
     logger.info(
         "Loaded %d tensors (%.2f GB, %s) from %s in %.2f s; parameters take %.2f GB.",
         report.num_tensors,
