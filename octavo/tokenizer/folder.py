@@ -56,7 +56,7 @@ def _load_hf(folder: Path, trust_remote_code: bool) -> Any:
     except Exception as error:
         raise LoadError(
             f"{folder} holds no tokenizer.json, and transformers cannot load a tokenizer from it either: {error} "
-            "SentencePiece models need the package 'sentencepiece'."
+            "SentencePiece models need the packages sentencepiece and protobuf."
         ) from error
 
 

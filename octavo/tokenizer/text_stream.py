@@ -80,8 +80,8 @@ class ByteStream:
 class LibraryStream:
     """Text of any vocabulary: the library decodes a window of the last ids with and without the new ones.
 
-    The window moves along, so the work for a token stays constant. While it ends in U+FFFD, its text is held back, but not
-    for more ids than can make one character.
+    The window moves along, so the work for a token stays constant. While it ends in U+FFFD, its text is held back, but
+    not for more ids than can make one character.
     """
 
     _CONTEXT = 4  # ids kept before the new ones: what a decoder's treatment of one token may depend on
@@ -90,13 +90,16 @@ class LibraryStream:
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special: bool, spaces_between: bool):
         self._tokenizer = tokenizer
         self._options = (skip_special, spaces_between)
-        self._window = list(prompt_token_ids[-self._CONTEXT :])
+        self._skipped = tokenizer.special_ids if skip_special else frozenset()
+        self._window = [token_id for token_id in prompt_token_ids if token_id not in self._skipped][-self._CONTEXT :]
         self._num_pending = 0  # ids at the end of the window whose text is held back
         self._shown = tokenizer.decode(self._window, *self._options)  # the window's text without those
 
     def append(self, token_ids: Sequence[int]) -> str:
         text = ""
         for token_id in token_ids:
+            if token_id in self._skipped:
+                continue  # the window is for context, and these give none
             self._window.append(token_id)
             self._num_pending += 1
             decoded = self._tokenizer.decode(self._window, *self._options)

@@ -5,8 +5,8 @@ string of bytes, and a text is the UTF-8 reading of the concatenation. So text c
 and nothing a model can emit raises. Vocabularies of other kinds have no `TokenBytes` and go through their library.
 
 Bytes that are not UTF-8 become U+FFFD, one for each maximal piece that could have started a character. (The Rust
-decoder of SentencePiece vocabularies turns a whole run of byte tokens into U+FFFD when any of it is invalid. That cannot
-be known while a run is still growing, so a stream could not agree with it.)
+decoder of SentencePiece vocabularies turns a whole run of byte tokens into U+FFFD when any of it is invalid. That
+cannot be known while a run is still growing, so a stream could not agree with it.)
 """
 
 import re

@@ -95,16 +95,16 @@ class Tokenizer:
     def _decode_by_library(self, ids: list[int], skip_special_tokens: bool, spaces_between: bool) -> str:
         if skip_special_tokens or spaces_between:
             return self.backend.decode(ids, skip_special_tokens)
-        run: list[int] = []
-        text, after_added = "", False
+        # Neighbouring special tokens stand in different runs, so nothing is put between them.
+        runs: list[list[int]] = [[]]
+        after_added = False
         for token_id in ids:
-            added = self.backend.added_tokens.get(token_id)
-            if added is not None and after_added:
-                text, run = text + self.backend.decode(run, False) + added.content, []
-            else:
-                run.append(token_id)
-            after_added = added is not None
-        return text + self.backend.decode(run, False)
+            is_added = token_id in self.backend.added_tokens
+            if is_added and after_added:
+                runs.append([])
+            runs[-1].append(token_id)
+            after_added = is_added
+        return "".join(self.backend.decode(run, False) for run in runs)
 
     @cached_property
     def token_bytes(self) -> TokenBytes | None:
