@@ -446,8 +446,8 @@ def test_dummy_weights_tie_and_fill_meta_and_large_and_integer_tensors():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads VmHWM from /proc")
 def test_peak_memory_is_the_model_once(tmp_path):
-    """A model of 96 MB raises the peak of a process by little more than that."""
-    big = {f"part{i}.weight": torch.zeros(2048, 2048) for i in range(6)}
+    """A model of 192 MB raises the peak of a process by that and a constant (torch itself, one tensor), not by 384 MB."""
+    big = {f"part{i}.weight": torch.zeros(2048, 2048) for i in range(12)}
     save_file(big, tmp_path / "model.safetensors")
     code = f"""
 import torch
@@ -459,11 +459,11 @@ def peak():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) / 1024
 
 with torch.device("meta"):
-    model = nn.ModuleDict({{f"part{{i}}": nn.Linear(2048, 2048, bias=False) for i in range(6)}})
+    model = nn.ModuleDict({{f"part{{i}}": nn.Linear(2048, 2048, bias=False) for i in range(12)}})
 before = peak()
 load_model(model, LoadConfig("safetensors", use_tqdm=False), {str(tmp_path)!r}, dtype=torch.float32,
            device=torch.device("cpu"))
 print(peak() - before)
 """
     result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert float(result.stdout) < 96 + 40
+    assert float(result.stdout) < 1.5 * 192
