@@ -1,0 +1,238 @@
+"""`octavo serve` on a tiny real checkpoint: the whole way from HTTP to the engine's process and back."""
+
+import concurrent.futures
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+# CHAIN: after the newline behind "assistant" the model says this and ends its turn.
+ANSWER = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+PATIENCE = 60.0
+
+
+@dataclass
+class Server:
+    process: "subprocess.Popen[str]"
+    url: str
+    reader: threading.Thread  # takes what the process says further, or it would block once the pipe is full
+
+    def core_pid(self) -> int:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        (pid,) = (int(child) for child in children)
+        return pid
+
+
+def start(model: Path, *options: str) -> Server:
+    """Start the command and wait until it says where it is."""
+    words = [sys.executable, "-m", "octavo", "serve", str(model), "--port", "0", *options]
+    small = (
+        "--kv-cache-memory-bytes",
+        "16M",
+        "--max-num-seqs",
+        "8",
+        "--max-num-batched-tokens",
+        "256",
+        "--block-size",
+        "16",
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([*words, *small], stderr=subprocess.PIPE, text=True, env=environment)
+    lines: list[str] = []
+    assert process.stderr is not None
+    for line in process.stderr:
+        lines.append(line)
+        if found := re.search(r"serving on (http://\S+)", line):
+            reader = threading.Thread(target=process.stderr.read, daemon=True)
+            reader.start()
+            return Server(process, found[1], reader)
+    process.wait()
+    process.stderr.close()
+    raise AssertionError("".join(lines))
+
+
+def stop(server: Server) -> None:
+    if server.process.poll() is None:
+        server.process.kill()
+    server.process.wait()
+    server.reader.join()
+    assert server.process.stderr is not None
+    server.process.stderr.close()
+
+
+@pytest.fixture(scope="module")
+def server(chain_llama_dir: Path) -> Iterator[Server]:
+    """One server for most tests here. At the end SIGTERM stops it with status 0, and its core with it (FC-162)."""
+    running = start(chain_llama_dir, "--served-model-name", "chain", "--enable-prompt-tokens-details")
+    try:
+        core = running.core_pid()
+        yield running
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(PATIENCE) == 0
+        assert not Path(f"/proc/{core}").exists()
+    finally:
+        stop(running)
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
+        yield client
+
+
+def chat(text: str = "Hi", **fields) -> dict:
+    return {"messages": [{"role": "user", "content": text}], "temperature": 0, **fields}
+
+
+def metric(client: httpx.Client, name: str) -> float:
+    (value,) = re.findall(rf"^vllm:{name}{{[^}}]*}} (\S+)$", client.get("/metrics").text, re.MULTILINE)
+    return float(value)
+
+
+def test_official_client(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", timeout=PATIENCE) as client:
+        whole = client.chat.completions.create(model="chain", messages=chat()["messages"], temperature=0)
+        assert (whole.choices[0].message.content, whole.choices[0].finish_reason) == (ANSWER, "stop")
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        chunks = list(
+            client.chat.completions.create(model="chain", messages=chat()["messages"], temperature=0, **options)
+        )
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == ANSWER
+    # The cache may have helped the second one; all else is equal.
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == len(ANSWER) + 1
+
+
+def test_stop_strings_and_limits(client):
+    """FC-014, FC-021, FC-024: the same streamed and whole."""
+    for fields, text, reason, stopped_by in (
+        ({"stop": ["DEF"]}, "ABC", "stop", "DEF"),
+        ({"stop": ["DEF"], "include_stop_str_in_output": True}, "ABCDEF", "stop", "DEF"),
+        ({"max_tokens": 5}, "ABCDE", "length", None),
+        ({}, ANSWER, "stop", None),
+    ):
+        whole = client.post("/v1/chat/completions", json=chat(**fields)).json()["choices"][0]
+        assert (whole["message"]["content"], whole["finish_reason"], whole["stop_reason"]) == (text, reason, stopped_by)
+        response = client.post("/v1/chat/completions", json=chat(stream=True, **fields))
+        chunks = [
+            json.loads(block[6:])["choices"][0] for block in response.text.split("\n\n") if block.startswith("data: {")
+        ]
+        assert "".join(chunk["delta"].get("content", "") for chunk in chunks) == text
+        assert [c["finish_reason"] for c in chunks if c["finish_reason"]] == [reason]
+
+
+def test_logprobs_of_prompt_and_answer(client):
+    """FC-050, FC-051 on real numbers: scoring gives what echo gave, alone and next to others."""
+    prompts = ["\nABC", "\nABCDEFG", "XY"]
+    fields = {"echo": True, "logprobs": 2, "temperature": 0}
+    alone = [
+        client.post("/v1/completions", json={"prompt": p, "max_tokens": 2, **fields}).json()["choices"][0]["logprobs"]
+        for p in prompts
+    ]
+    scored = client.post("/v1/completions", json={"prompt": prompts, "max_tokens": 0, **fields}).json()
+    assert scored["usage"]["completion_tokens"] == 0
+    for prompt, one, choice in zip(prompts, alone, scored["choices"], strict=True):
+        assert choice["text"] == "".join(choice["logprobs"]["tokens"]) == prompt
+        count = len(choice["logprobs"]["tokens"])
+        assert choice["logprobs"]["token_logprobs"][0] is None
+        assert choice["logprobs"]["token_logprobs"][1:] == pytest.approx(one["token_logprobs"][1:count], abs=1e-4)
+        assert len(one["tokens"]) == count + 2
+
+
+def test_cached_tokens_and_the_hit_metric(client):
+    """FC-113."""
+    body = chat("a question nobody asked before, long enough for two blocks", max_tokens=1)
+    hits = metric(client, "prefix_cache_hits_total")
+    first, second = (client.post("/v1/chat/completions", json=body).json()["usage"] for _ in range(2))
+    cached = second["prompt_tokens_details"]["cached_tokens"]
+    assert 0 < cached < second["prompt_tokens"] and cached % 16 == 0
+    assert first["prompt_tokens"] == second["prompt_tokens"]
+    assert metric(client, "prefix_cache_hits_total") - hits == cached + first["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_tokenize_counts_what_chat_counts(client):
+    """FC-012."""
+    usage = client.post("/v1/chat/completions", json=chat("count me", max_tokens=1)).json()["usage"]
+    assert (
+        client.post("/tokenize", json={"messages": chat("count me")["messages"]}).json()["count"]
+        == usage["prompt_tokens"]
+    )
+
+
+def test_hostile_requests_leave_the_engine_unharmed(client):
+    for body in (
+        {"prompt": [5, 999999]},
+        {"prompt": "a", "stop_token_ids": [999999]},
+        {"prompt": "a", "logit_bias": {"600": 1}},
+        {"prompt": "a", "priority": 3},
+        {"prompt": "a", "cache_salt": "a/b"},
+        {"prompt": [5] * 5000},
+        {"prompt": "a", "max_tokens": 10**9},
+    ):
+        assert client.post("/v1/completions", json=body).status_code == 400
+    assert client.post("/v1/chat/completions", json=chat()).json()["choices"][0]["message"]["content"] == ANSWER
+    assert client.get("/health").status_code == 200
+
+
+def test_hanging_up_frees_everything(server, client):
+    """FC-122, FC-156, FC-157: aborts are counted and the gauges fall to zero without another request."""
+    aborts = 'request_success_total{engine="0",finished_reason="abort",model_name="chain"}'
+
+    def read(name: str) -> float:
+        (value,) = re.findall(rf"^vllm:{re.escape(name)} (\S+)$", client.get("/metrics").text, re.MULTILINE)
+        return float(value)
+
+    def leave_early(index: int) -> None:
+        body = {"prompt": f"{index}", "max_tokens": 200, "ignore_eos": True, "stream": True}
+        with (
+            httpx.Client(base_url=server.url, timeout=PATIENCE) as own,
+            own.stream("POST", "/v1/completions", json=body) as answer,
+        ):
+            next(answer.iter_raw())
+
+    before = read(aborts)
+    with concurrent.futures.ThreadPoolExecutor(5) as threads:
+        list(threads.map(leave_early, range(5)))
+    gauges = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+    for _ in range(2000):  # each scrape is a round trip, so this is bounded by work, not by a clock
+        if read(aborts) == before + 5 and not any(metric(client, name) for name in gauges):
+            break
+    assert read(aborts) == before + 5
+    assert [metric(client, name) for name in gauges] == [0, 0, 0]
+
+
+def test_death_of_the_engine(chain_llama_dir):
+    """FC-161: an open stream ends with an error, /health is 503, the process exits with 1."""
+    running = start(chain_llama_dir)
+    try:
+        with httpx.Client(base_url=running.url, timeout=PATIENCE) as client:
+            body = {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "stream": True}
+            with client.stream("POST", "/v1/completions", json=body) as answer:
+                pieces = answer.iter_text()
+                next(pieces)
+                os.kill(running.core_pid(), signal.SIGKILL)
+                text = "".join(pieces)
+            assert '"engine_dead"' in text and text.endswith("data: [DONE]\n\n")
+            response = client.get("/health")
+            assert response.status_code == 503 and response.json()["error"]["code"] == "engine_dead"
+        assert running.process.wait(PATIENCE) == 1
+    finally:
+        stop(running)
+
+
+def test_failed_start_says_why_in_its_last_line(tmp_path):
+    """FC-166."""
+    words = [sys.executable, "-m", "octavo", "serve", str(tmp_path / "missing"), "--port", "0"]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
+    assert ended.returncode != 0
+    last = ended.stderr.strip().splitlines()[-1]
+    assert "missing" in last and "Traceback" not in ended.stderr
