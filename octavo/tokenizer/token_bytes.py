@@ -52,8 +52,11 @@ def _sentencepiece(space: str, byte_fallback: bool) -> Callable[[str], bytes]:
     return to_bytes
 
 
-class TokenBytes:
-    """The bytes of each token of one vocabulary, worked out when first asked for. Safe to share between threads."""
+class TokenBytes(dict[int, bytes]):
+    """Token id -> its bytes, worked out when first asked for. Safe to share between threads.
+
+    An id outside the vocabulary (heads are often padded) has no bytes.
+    """
 
     def __init__(
         self,
@@ -62,19 +65,16 @@ class TokenBytes:
         leading_space: LeadingSpace = LeadingSpace.KEEP,
         space: str = " ",
     ):
+        super().__init__()
         self._id_to_token = id_to_token
         self._to_bytes = to_bytes
         self._space = space
-        self._known: dict[int, bytes] = {}
         self.leading_space = leading_space
 
-    def __getitem__(self, token_id: int) -> bytes:
-        """The bytes of a token; none for an id outside the vocabulary (heads are often padded)."""
-        known = self._known.get(token_id)
-        if known is None:
-            token = self._id_to_token(token_id)
-            known = self._known[token_id] = b"" if token is None else self._to_bytes(token)
-        return known
+    def __missing__(self, token_id: int) -> bytes:
+        token = self._id_to_token(token_id)
+        found = self[token_id] = b"" if token is None else self._to_bytes(token)
+        return found
 
     def first(self, token_id: int) -> bytes:
         """The bytes of a token that opens a text."""
