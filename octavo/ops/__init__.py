@@ -11,6 +11,8 @@ _TRITON_MODULES = (
     "rope_triton",
     "linear.triton_linear",
     "attention.triton_decode",
+    "attention.triton_prefill",
+    "attention.fa3",
 )
 
 
