@@ -11,7 +11,7 @@ preference, that accepts it; the reference accepts everything. A provider forced
 `OCTAVO_OP_PROVIDERS`) that refuses raises with every property of the call.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,6 +131,43 @@ def op(reference: Callable[..., Any]) -> Op:
         raise ValueError(f"operator {made.name} is defined twice")
     REGISTRY[made.name] = made
     return made
+
+
+ATTENTION_OPS = ("paged_attention", "decode_attention")
+
+
+def force_providers(choices: Mapping[str, str], attention_backend: str | None = None) -> None:
+    """Apply an engine's choice of providers to this process, in place of an earlier engine's.
+
+    `choices` maps an operator to a provider; "*" stands for every operator that has the provider. `attention_backend` is
+    the provider of the attention operators that have it. ConfigError for a name that does not exist or cannot run here.
+    """
+    for each in REGISTRY.values():
+        each.force(None)
+    if "*" in choices:
+        _force_where_known(choices["*"], REGISTRY, "op_providers")
+    if attention_backend is not None:
+        _force_where_known(attention_backend, ATTENTION_OPS, "attention_backend")
+    for name, provider in choices.items():
+        if name == "*":
+            continue
+        if name not in REGISTRY:
+            raise ConfigError(
+                f"op_providers names {name!r}, which is no operator; there are {', '.join(sorted(REGISTRY))}.",
+                param="op_providers",
+            )
+        REGISTRY[name].force(provider)
+
+
+def _force_where_known(provider: str, names: Iterable[str], option: str) -> None:
+    """Force `provider` on the operators of `names` that have it; ConfigError when none does."""
+    ops = [REGISTRY[name] for name in names if name in REGISTRY]
+    having = [each for each in ops if provider == "torch" or any(p.name == provider for p in each.providers)]
+    if not having:
+        known = sorted({p.name for each in ops for p in each.providers} | {"torch"})
+        raise ConfigError(f"{option}: there is no provider {provider!r}; there are {', '.join(known)}.", param=option)
+    for each in having:
+        each.force(provider)
 
 
 def _forced_by_environment(name: str) -> str | None:

@@ -15,7 +15,8 @@ from octavo.layers.linear import Linear, LinearMethod, UnquantizedMethod
 from octavo.loader import load_model
 from octavo.logger import get_logger
 from octavo.models.registry import model_class
-from octavo.platforms import current_platform
+from octavo.ops.registry import force_providers
+from octavo.platforms import get_platform
 from octavo.types.kv_spec import KVCacheConfig, KVGroup, KVSpec
 from octavo.types.step import SchedulerOutput
 from octavo.worker.graphs import DecodeGraphs
@@ -46,6 +47,7 @@ class Worker:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         ops.load_providers()
+        force_providers(config.compilation.op_providers, config.compilation.attention_backend)
 
     @torch.no_grad()
     def load_model(self) -> None:
@@ -136,7 +138,7 @@ class Worker:
         if self.device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self.device)
             return total, free
-        platform = current_platform()
+        platform = get_platform(self.config.device.device)
         return platform.total_memory(), platform.available_memory()
 
     def _runtime_bytes(self, total: int, free: int, weights: int) -> int:
