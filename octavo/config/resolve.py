@@ -36,6 +36,8 @@ WORKING_SPACE_GUESS = GIB
 NEUTRAL_GENERATION_CONFIG = ("octavo", "vllm")
 COMPILATION_KEYS = ("mode", "cudagraph_capture_sizes", "max_cudagraph_capture_size")
 MAX_CAPTURE_SIZE = 512
+# Padding costs less than a capture does at start: steps of about a quarter.
+DEFAULT_CAPTURE_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 
 
 @dataclass(frozen=True)
@@ -469,7 +471,7 @@ def _capture_sizes(details: Mapping[str, Any], max_num_seqs: int) -> list[int]:
                 f"compilation_config {key}={details[key]!r} must hold positive integers.", param="compilation_config"
             )
     if sizes is None:
-        sizes = [1, 2, 4, *range(8, 257, 8), *range(272, largest + 1, 16)]
+        sizes = [*DEFAULT_CAPTURE_SIZES]
     chosen = {n for n in sizes if n <= min(largest, max_num_seqs)}
     if max_num_seqs <= largest:
         chosen.add(max_num_seqs)
