@@ -142,5 +142,26 @@ class Generation:
         params, request_id = self.params, self.request_id
         if len(self.prompts) > 1:
             params, request_id = params.clone(), f"{request_id}-{index}"
-        outputs = self.engine.generate(self.prompts[index], params, request_id, priority=self.priority)
-        return cast("AsyncGenerator[RequestOutput, None]", outputs)
+        generated = self.engine.generate(self.prompts[index], params, request_id, priority=self.priority)
+        outputs = cast("AsyncGenerator[RequestOutput, None]", generated)
+        return outputs if params.prompt_logprobs is None else _with_scores(outputs)
+
+
+async def _with_scores(outputs: AsyncGenerator[RequestOutput, None]) -> AsyncGenerator[RequestOutput, None]:
+    """Put the prompt's scores on every output.
+
+    The engine tells them once, with whichever output is next when they are complete; each of n choices begins with them.
+    What comes before them waits here.
+    """
+    scores = None
+    held: list[RequestOutput] = []
+    async with aclosing(outputs):
+        async for output in outputs:
+            scores = output.prompt_logprobs or scores
+            held.append(output)
+            if scores is None and not output.finished:
+                continue
+            for ready in held:
+                ready.prompt_logprobs = scores
+                yield ready
+            held = []

@@ -85,6 +85,7 @@ class FakeEngine:
     hold_after: int | None = None
     fail_after: int | None = None
     failure: BaseException = field(default_factory=lambda: EngineDeadError("the engine core is gone."))
+    scores_at: int = 0  # which output of a stream brings the prompt's scores
     ends: bool = True  # whether scripts end with the end of turn; else they repeat for ever
 
     def __post_init__(self) -> None:
@@ -126,9 +127,14 @@ class FakeEngine:
         self.priorities.append(priority)
         finished = False
         try:
+            step = -1
             async for outputs in self._steps(token_ids, sampling_params):
+                step += 1
                 finished = all(output.finished() for output in outputs) if len(outputs) == sampling_params.n else False
-                yield self._output(request_id, prompt, sampling_params, outputs)
+                output = self._output(request_id, prompt, sampling_params, outputs)
+                if step != self.scores_at and sampling_params.output_kind is RequestOutputKind.DELTA:
+                    output.prompt_logprobs = None
+                yield output
             finished = True
         finally:
             self.running.remove(request_id)

@@ -146,6 +146,20 @@ async def test_echo_with_logprobs_lines_up():
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == whole["text"]
 
 
+@pytest.mark.parametrize("scores_at", [0, 1, 2])
+async def test_every_choice_begins_with_the_scores_of_the_prompt(scores_at):
+    """The engine tells them once, whenever they are complete; the stream is the same as the whole answer."""
+    async with client_of(FakeEngine(script=say("abc"), scores_at=scores_at)) as client:
+        body = {"prompt": ["xyz", "12"], "n": 2, "echo": True, "logprobs": 1}
+        whole = (await client.post(PATH, json=body)).json()["choices"]
+        chunks = events(await client.post(PATH, json={**body, "stream": True}))
+    for index, choice in enumerate(whole):
+        parts = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
+        assert "".join(part["text"] for part in parts) == choice["text"]
+        for name, values in choice["logprobs"].items():
+            assert [value for part in parts for value in part["logprobs"][name]] == values
+
+
 async def test_echo_of_token_ids():
     ids = make_tokenizer().encode("abc")
     async with client_of() as client:
