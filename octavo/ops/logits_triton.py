@@ -8,6 +8,8 @@ import triton.language as tl
 _IN_PROMPT = tl.constexpr(1 << 30)
 # Elements a program handles; both kernels are bound by memory, 8 to 16 elements a thread keep enough loads in flight.
 _BLOCK = 1024
+# Products and sums are rounded apart, as in the reference.
+_EXACT = {"enable_fp_fusion": False}
 
 
 def apply_penalties(
@@ -25,10 +27,11 @@ def apply_penalties(
     counts = torch.zeros(num, vocab_size, dtype=torch.int32, device=logits.device)
     penalties = (repetition, presence, frequency)
     _count_tokens[(triton.cdiv(token_ids.shape[1], _BLOCK), num)](
-        rows, token_ids, num_prompt, num_tokens, *penalties, counts, token_ids.stride(0), vocab_size, BLOCK=_BLOCK
-    )
+        rows, token_ids, num_prompt, num_tokens, *penalties, counts, token_ids.stride(0), vocab_size,
+        BLOCK=_BLOCK, **_EXACT,
+    )  # fmt: skip
     _penalize[(triton.cdiv(vocab_size, _BLOCK), num)](
-        logits, rows, *penalties, counts, logits.stride(0), vocab_size, BLOCK=_BLOCK, enable_fp_fusion=False
+        logits, rows, *penalties, counts, logits.stride(0), vocab_size, BLOCK=_BLOCK, **_EXACT
     )
 
 
@@ -44,6 +47,7 @@ def apply_token_bitmask(logits: torch.Tensor, bitmask: torch.Tensor, indices: to
         vocab_size,
         HAS_INDICES=indices is not None,
         BLOCK=_BLOCK,
+        **_EXACT,
     )
 
 

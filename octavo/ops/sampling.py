@@ -227,9 +227,10 @@ def _inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
     parameters = tuple(t.to(device) for t in (temperature, top_k, top_p, min_p, seeds))
     rows = torch.cat((torch.randperm(max_rows, generator=rng), torch.tensor([-1]))).to(device, torch.int32)
     positions = torch.randint(0, 2**17, (max_rows + 1,), generator=rng).to(device, torch.int32)
-    for vocab_size, scale in ((2999, 3.0), (37, 2.0)):
-        logits = (torch.randn(max_rows + 1, vocab_size, generator=rng) * scale).to(device, dtype)
-        yield (logits, rows, positions, *parameters)
+    logits = (torch.randn(max_rows + 1, 2999, generator=rng) * 3).to(device, dtype)
+    yield (logits, rows, positions, *parameters)
+    logits = logits[:, 1000:1037]  # also rows that do not lie close together
+    yield (logits[:4], rows[:4], positions[:4], *parameters)
     yield (logits, rows, positions, *parameters, True, False)
     yield (logits, rows, positions, *parameters, False, False)
 

@@ -326,6 +326,17 @@ def _amounts_above(source, size, scale, largest, floor, a, b, c, BY_MASS: tl.con
 
 
 @triton.jit
+def _smallest_key(source, size, scale):
+    """Where a search may begin: one pass that saves several, since a row's floats share most of their upper bits."""
+    smallest = tl.full((CHUNK,), 2147483647, tl.int64)
+    for start in range(0, size, CHUNK):
+        offsets = start + tl.arange(0, CHUNK)
+        key = _key_of(_load_scaled(source, offsets, size, scale))
+        smallest = tl.where(offsets < size, tl.minimum(smallest, key), smallest)
+    return tl.min(smallest, axis=0)
+
+
+@triton.jit
 def _search(source, size, scale, largest, floor, wanted, BY_MASS: tl.constexpr):
     """The smallest key of at least `floor` with less than `wanted` above it; three pivots settle two bits a pass."""
     low = floor
@@ -356,7 +367,7 @@ def _threshold_key(source, size, scale, largest, row_mass, k, p, m):
 
     row_mass is the mass of all tokens that min_p leaves, of use when top_k is off; negative: sum it over `source`.
     """
-    floor = _key_of(largest + _log_min_p(m))
+    floor = tl.maximum(_key_of(largest + _log_min_p(m)), _smallest_key(source, size, scale))
     is_enough = size > 0
     if is_enough & (k > 0):
         floor = _search(source, size, scale, largest, floor, k.to(tl.int64), False)
