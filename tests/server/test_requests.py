@@ -116,6 +116,7 @@ async def test_body_size_limit():
         ('"messages": "x"', "messages"),
         ('"messages": [5]', "messages[]"),
         ('"request_id": "a b"', "request_id"),
+        ('"prompt_logprobs": 1, "stream": true, "echo": true', "prompt_logprobs"),
         ('"model": 5', "model"),
     ],
 )

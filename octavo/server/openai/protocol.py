@@ -146,7 +146,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
         """Refuse contradictions between fields."""
         if self.stream_options is not None and not self.stream:
             raise ClientError("stream_options needs stream: true.", param="stream_options")
-        if self.prompt_logprobs is not None and self.stream and not self.echo:
+        if self.prompt_logprobs is not None and self.stream:
             raise ClientError("prompt_logprobs cannot be streamed; send stream: false.", param="prompt_logprobs")
         if self.request_id is not None and not REQUEST_ID.fullmatch(self.request_id):
             raise ClientError("request_id must be 1 to 128 letters, digits or -_.:@/+=.", param="request_id")
