@@ -15,7 +15,11 @@ def _flag(text: str) -> bool:
 # name: (default, parser, one sentence)
 VARIABLES: dict[str, tuple[Any, Callable[[str], Any], str]] = {
     "OCTAVO_LOG_LEVEL": ("INFO", str.upper, "Level of Octavo's own log lines."),
-    "OCTAVO_CACHE_DIR": (os.path.join("~", ".cache", "octavo"), str, "Where compiled kernels and tuned tables are kept."),
+    "OCTAVO_CACHE_DIR": (
+        os.path.join("~", ".cache", "octavo"),
+        str,
+        "Where compiled kernels and tuned tables are kept.",
+    ),
     "OCTAVO_API_KEY": (None, str, "API key of the server when --api-key is not given."),
     "OCTAVO_PLATFORM": (None, str, "Force a platform by name instead of probing (cpu, cuda, rocm)."),
     "OCTAVO_OP_PROVIDERS": ("", str, "Force operator providers: 'rms_norm=torch,paged_attention=triton' or '*=torch'."),
