@@ -118,6 +118,8 @@ class FakeWorker:
             assert not is_damaged or self.tolerates_damage, (
                 f"request {row.request_id} read something that is not its own"
             )
+            if is_damaged:
+                self._spoil(row, count)
             start, row.num_computed_tokens = row.num_computed_tokens, row.num_computed_tokens + count
             assert samples == (row.num_computed_tokens == len(row.token_ids) and row.params.max_tokens != 0)
             if row.params.prompt_logprobs is not None:
@@ -156,6 +158,13 @@ class FakeWorker:
                 size = self.kv.groups[other].spec.block_size
                 for offset in range(size):
                     slots.pop((block, offset), None)
+
+    def _spoil(self, row: _Row, count: int) -> None:
+        # What a row writes depends on what it read in the layers before.
+        for group, table in enumerate(row.tables):
+            size = self.kv.groups[group].spec.block_size
+            for position in range(row.num_computed_tokens, row.num_computed_tokens + count):
+                self.slots[group].pop((table[position // size], position % size), None)
 
     def _reads_are_right(self, row: _Row, count: int) -> bool:
         first_query = row.num_computed_tokens

@@ -1,5 +1,8 @@
 """The scheduler step by step: budget, chunks, order, rows, stops, steps in flight, refusals."""
 
+import itertools
+import random
+
 import pytest
 
 from octavo.errors import ClientError, ConfigError, ContextLengthError, QueueFullError
@@ -239,6 +242,101 @@ def test_who_shares_the_blocks_of_a_failed_row_starts_over(depth: int) -> None:
     assert engine.finished["bad"].finish_reason == FinishReason.ERROR
     engine.check_answer(requests[1])
     engine.check_answer(make_request("next", prompt(20), seed=9, ignore_eos=True))
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_blocks_computed_from_a_failed_rows_blocks_are_not_found_either(depth: int) -> None:
+    engine = Engine(depth=depth, max_num_batched_tokens=64)
+    engine.worker.tolerates_damage = True
+    engine.worker.fail_request_ids.add("bad")
+    engine.add(make_request("bad", prompt(9)), make_request("longer", prompt(30), ignore_eos=True))
+    engine.step()
+    late = make_request("late", prompt(29), ignore_eos=True)
+    engine.add(late)
+    engine.run()
+    assert engine.steps[0].new_rows[1].num_computed_tokens == 8, "the test shares nothing"
+    engine.check_answer(make_request("longer", prompt(30), ignore_eos=True))
+    engine.check_answer(late)
+
+
+# ---- short of blocks
+
+
+def test_admission_leaves_each_running_request_a_block() -> None:
+    engine = Engine(kv_config(1 + 6), max_model_len=24)
+    engine.add(make_request("old", prompt(6), max_tokens=18, ignore_eos=True))
+    engine.step()  # holds 2 blocks, 4 are free
+    engine.add(make_request("new", prompt(16, 30), max_tokens=3, ignore_eos=True))
+    engine.step()
+    assert engine.scheduler.num_running == 1, "the last free blocks were given to a newcomer"
+    engine.run()
+
+
+def test_request_already_in_the_step_is_not_preempted_for_one_that_catches_up() -> None:
+    engine = Engine(kv_config(1 + 3), max_model_len=13, max_num_batched_tokens=16)
+    scheduler = engine.scheduler
+    scheduler.add_request(make_request("old", prompt(3), max_tokens=9, ignore_eos=True))
+    scheduler.add_request(make_request("new", prompt(1, 30), max_tokens=9, ignore_eos=True))
+    for tokens in ([[5], [6]], [[5], [6]], [[5, 6, 7, 8], [6]]):
+        step = scheduler.schedule()
+        assert step is not None and len(step.rows) == len(tokens)
+        scheduler.update(step, ModelRunnerOutput(step.step_id, tokens))
+    # "old" lacks a slot for four tokens more, all blocks are taken, and "new" has a slot for its next token.
+    step = scheduler.schedule()
+    assert step is not None
+    assert not set(step.freed_rows) & set(step.rows)
+    scheduler.check_invariants()
+
+
+@pytest.mark.parametrize("seed", [14, 52, 79])
+def test_resumed_request_is_not_preempted_before_it_is_past_where_it_was(seed: int) -> None:
+    # Loads picked because without protection they preempt a request that is still recomputing: a token or two a step are
+    # left for it, nothing is cached, and the older ones cross many block borders meanwhile.
+    rng = random.Random(seed)
+    engine = Engine(
+        kv_config(1 + rng.randint(30, 60)),
+        max_num_seqs=4,
+        max_num_batched_tokens=rng.choice([4, 5]),
+        max_model_len=100,
+        enable_prefix_caching=False,
+    )
+    sizes = [(rng.randint(4, 40), rng.randint(5, 60)) for _ in range(8)]
+    requests = [
+        make_request(f"r{i}", prompt(length, 11 * i), max_tokens=max_tokens, ignore_eos=True)
+        for i, (length, max_tokens) in enumerate(sizes)
+    ]
+    engine.add(*requests)
+    engine.run()
+    admissions: dict[str, list[int]] = {}
+    for step in engine.steps:
+        for new in step.new_rows:
+            admissions.setdefault(new.request_id, []).append(len(new.token_ids))
+    assert any(len(lengths) > 1 for lengths in admissions.values()), "nobody was preempted"
+    for lengths in admissions.values():
+        # The first admission may end before the prompt is done; each later one must have brought a token.
+        assert all(a < b for a, b in itertools.pairwise(lengths[1:]))
+    for request in requests:
+        engine.check_answer(request)
+
+
+def test_protected_request_that_is_stuck_gives_way() -> None:
+    engine = Engine(kv_config(1 + 8), max_num_seqs=2, max_num_batched_tokens=4, max_model_len=32)
+    engine.add(make_request("old", prompt(3), max_tokens=28, ignore_eos=True))
+    engine.step()
+    engine.add(make_request("new", prompt(20, 30), max_tokens=4, ignore_eos=True))
+    for _ in range(2):
+        engine.step()
+    old, new = engine.scheduler._running
+    # As if resumed, and its reserve lost to the growth of others.
+    new.is_protected = True
+    engine.scheduler._kv._reserve(new, 0)
+    taken = engine.scheduler._kv.pool.allocate(engine.scheduler._kv.pool.num_free)
+    engine.check = False
+    for _ in range(8):
+        engine.step()
+    assert old.num_output_tokens > 6 and new.num_preemptions == 1
+    engine.scheduler._kv.pool.release(taken)
+    engine.run()
 
 
 # ---- refusals
