@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from octavo.errors import ConfigError
@@ -52,6 +53,17 @@ def weight_bytes(model: torch.nn.Module) -> int:
     """Bytes of all parameters and buffers, shared ones once."""
     tensors = {t.data_ptr(): t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers())}
     return sum(tensors.values())
+
+
+def zero_bytes(size: int, device: torch.device) -> torch.Tensor:
+    """A zeroed buffer of `size` bytes.
+
+    On a CPU the kernel hands out zero pages when they are first touched; torch.zeros would write all of a cache of
+    gigabytes at the start.
+    """
+    if device.type == "cpu":
+        return torch.from_numpy(np.zeros(size, dtype=np.uint8))
+    return torch.zeros(size, dtype=torch.uint8, device=device)
 
 
 def measure_working_bytes(run: Callable[[], None], device: torch.device) -> int:

@@ -21,7 +21,7 @@ from octavo.types.kv_spec import KVCacheConfig, KVGroup, KVSpec
 from octavo.types.step import SchedulerOutput
 from octavo.worker.graphs import DecodeGraphs
 from octavo.worker.input_batch import InputBatch
-from octavo.worker.memory import MemoryPlan, count_blocks, measure_working_bytes, weight_bytes
+from octavo.worker.memory import MemoryPlan, count_blocks, measure_working_bytes, weight_bytes, zero_bytes
 from octavo.worker.model_runner import ModelRunner, StepHandle
 from octavo.worker.rows import Rows
 from octavo.worker.sampler import Sampler
@@ -160,10 +160,7 @@ class Worker:
 
     def _allocate_kv_cache(self, kv: KVCacheConfig) -> None:
         layers = attention_layers(self.model)
-        buffers = [
-            torch.zeros(kv.num_blocks * kv.page_bytes, dtype=torch.uint8, device=self.device)
-            for _ in range(kv.group_size)
-        ]
+        buffers = [zero_bytes(kv.num_blocks * kv.page_bytes, self.device) for _ in range(kv.group_size)]
         for index, group in enumerate(kv.groups):
             spec = group.spec
             dtype = getattr(torch, spec.dtype)
