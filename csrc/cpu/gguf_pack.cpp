@@ -1,0 +1,275 @@
+// From GGUF's blocks to packed tiles (packed.h): every integer and every scale is kept, nothing is rounded again except the
+// product of a K format's two scales, to half precision.
+
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "packed.h"
+#include "pool.h"
+#include "simd.h"
+
+namespace octavo {
+
+// 256 columns of one row, decoded: quants, and the scale and minimum of each run of 16.
+struct Decoded {
+    uint8_t quants[256];  // S8 as its bits
+    float scales[16];
+    float minima[16];
+};
+
+struct Format {
+    const char* name;
+    int block_cols;
+    int block_bytes;
+    int kind;
+    int group;
+    int zero;
+    int has_min;
+    bool half_scales;  // scales are half precision in the file: kept as they are
+    void (*decode)(const uint8_t* block, Decoded& out);
+};
+
+static float half_at(const uint8_t* p) {
+    Half h;
+    std::memcpy(&h, p, 2);
+    return half_to_float(h);
+}
+
+// One scale for the 32 columns from `at` on.
+static void set_scale32(Decoded& out, int at, float scale, float minimum) {
+    for (int i = 0; i < 2; i++) {
+        out.scales[at / 16 + i] = scale;
+        out.minima[at / 16 + i] = minimum;
+    }
+}
+static void nibbles32(const uint8_t* packed, uint8_t* out) {
+    for (int i = 0; i < 16; i++) {
+        out[i] = packed[i] & 15;
+        out[i + 16] = packed[i] >> 4;
+    }
+}
+static void fifth_bits(const uint8_t* bits, uint8_t* out) {
+    for (int i = 0; i < 32; i++) out[i] |= ((bits[i / 8] >> (i % 8)) & 1) << 4;
+}
+static void q4_0(const uint8_t* b, Decoded& out) {
+    nibbles32(b + 2, out.quants);
+    set_scale32(out, 0, half_at(b), 0);
+}
+static void q4_1(const uint8_t* b, Decoded& out) {
+    nibbles32(b + 4, out.quants);
+    set_scale32(out, 0, half_at(b), half_at(b + 2));
+}
+static void q5_0(const uint8_t* b, Decoded& out) {
+    nibbles32(b + 6, out.quants);
+    fifth_bits(b + 2, out.quants);
+    set_scale32(out, 0, half_at(b), 0);
+}
+static void q5_1(const uint8_t* b, Decoded& out) {
+    nibbles32(b + 8, out.quants);
+    fifth_bits(b + 4, out.quants);
+    set_scale32(out, 0, half_at(b), half_at(b + 2));
+}
+static void q8_0(const uint8_t* b, Decoded& out) {
+    std::memcpy(out.quants, b + 2, 32);
+    set_scale32(out, 0, half_at(b), 0);
+}
+static void iq4_nl(const uint8_t* b, Decoded& out) {
+    static const int8_t values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+    nibbles32(b + 2, out.quants);
+    for (int i = 0; i < 32; i++) out.quants[i] = uint8_t(values[out.quants[i]]);
+    set_scale32(out, 0, half_at(b), 0);
+}
+
+// Q4_K and Q5_K: eight 6-bit scales and minima in 12 bytes.
+static void scale_and_minimum(const uint8_t* packed, int i, int& scale, int& minimum) {
+    if (i < 4) {
+        scale = packed[i] & 63;
+        minimum = packed[i + 4] & 63;
+    } else {
+        scale = (packed[i + 4] & 15) | ((packed[i - 4] >> 6) << 4);
+        minimum = (packed[i + 4] >> 4) | ((packed[i] >> 6) << 4);
+    }
+}
+static void k_scales(const uint8_t* b, Decoded& out) {
+    float d = half_at(b), dmin = half_at(b + 2);
+    for (int i = 0; i < 8; i++) {
+        int scale, minimum;
+        scale_and_minimum(b + 4, i, scale, minimum);
+        set_scale32(out, 32 * i, d * float(scale), -dmin * float(minimum));
+    }
+}
+static void q4_k(const uint8_t* b, Decoded& out) {
+    k_scales(b, out);
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 32; j++) {
+            out.quants[64 * i + j] = b[16 + 32 * i + j] & 15;
+            out.quants[64 * i + 32 + j] = b[16 + 32 * i + j] >> 4;
+        }
+}
+static void q5_k(const uint8_t* b, Decoded& out) {
+    k_scales(b, out);
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 32; j++) {
+            uint8_t high = b[16 + j], low = b[48 + 32 * i + j];
+            out.quants[64 * i + j] = (low & 15) | (((high >> (2 * i)) & 1) << 4);
+            out.quants[64 * i + 32 + j] = (low >> 4) | (((high >> (2 * i + 1)) & 1) << 4);
+        }
+}
+static void q6_k(const uint8_t* b, Decoded& out) {
+    float d = half_at(b + 208);
+    for (int i = 0; i < 16; i++) {
+        out.scales[i] = d * float(int8_t(b[192 + i]));
+        out.minima[i] = 0;
+    }
+    for (int i = 0; i < 2; i++)
+        for (int j = 0; j < 32; j++) {
+            uint8_t high = b[128 + 32 * i + j], first = b[64 * i + j], second = b[64 * i + 32 + j];
+            uint8_t* q = out.quants + 128 * i + j;
+            q[0] = uint8_t(((first & 15) | ((high & 3) << 4)) - 32);
+            q[32] = uint8_t(((second & 15) | (((high >> 2) & 3) << 4)) - 32);
+            q[64] = uint8_t(((first >> 4) | (((high >> 4) & 3) << 4)) - 32);
+            q[96] = uint8_t(((second >> 4) | ((high >> 6) << 4)) - 32);
+        }
+}
+static void q2_k(const uint8_t* b, Decoded& out) {
+    float d = half_at(b + 80), dmin = half_at(b + 82);
+    for (int i = 0; i < 16; i++) {
+        out.scales[i] = d * float(b[i] & 15);
+        out.minima[i] = -dmin * float(b[i] >> 4);
+    }
+    for (int i = 0; i < 256; i++) out.quants[i] = (b[16 + i / 128 * 32 + i % 32] >> (2 * (i % 128 / 32))) & 3;
+}
+static void q3_k(const uint8_t* b, Decoded& out) {
+    float d = half_at(b + 108);
+    for (int i = 0; i < 16; i++) {
+        int low = i < 8 ? b[96 + i] & 15 : b[96 + i - 8] >> 4;
+        int high = (b[104 + i % 4] >> (2 * (i / 4))) & 3;
+        out.scales[i] = d * float((low | (high << 4)) - 32);
+        out.minima[i] = 0;
+    }
+    for (int i = 0; i < 256; i++) {
+        int low = (b[32 + i / 128 * 32 + i % 32] >> (2 * (i % 128 / 32))) & 3;
+        int high = (b[i % 32] >> (i / 32)) & 1;
+        out.quants[i] = uint8_t(low | (high << 2));  // less 4, the zero
+    }
+}
+
+static const Format FORMATS[] = {
+    {"Q4_0", 32, 18, KIND_U4, 32, 8, 0, true, q4_0},   {"Q4_1", 32, 20, KIND_U4, 32, 0, 1, true, q4_1},
+    {"Q5_0", 32, 22, KIND_U5, 32, 16, 0, true, q5_0},  {"Q5_1", 32, 24, KIND_U5, 32, 0, 1, true, q5_1},
+    {"Q8_0", 32, 34, KIND_S8, 32, 0, 0, true, q8_0},   {"IQ4_NL", 32, 18, KIND_S8, 32, 0, 0, true, iq4_nl},
+    {"Q2_K", 256, 84, KIND_U4, 16, 0, 1, false, q2_k}, {"Q3_K", 256, 110, KIND_U4, 16, 4, 0, false, q3_k},
+    {"Q4_K", 256, 144, KIND_U4, 32, 0, 1, false, q4_k}, {"Q5_K", 256, 176, KIND_U5, 32, 0, 1, false, q5_k},
+    {"Q6_K", 256, 210, KIND_S8, 16, 0, 0, false, q6_k},
+};
+
+static const Format* find_format(const char* name) {
+    for (const Format& format : FORMATS)
+        if (std::strcmp(format.name, name) == 0) return &format;
+    return nullptr;
+}
+
+struct PackArgs {
+    const uint8_t* blocks;  // [rows, cols / block_cols, block_bytes]
+    uint8_t* data;
+    const Format* format;
+    PackedWeight* weight;
+};
+
+// The power of two that brings the largest scale just below 2^15, so that none of the small ones is lost.
+static float find_gain(const PackArgs& args) {
+    const Format& f = *args.format;
+    if (f.half_scales) return 1.0f;
+    float largest = 0;
+    Decoded decoded;
+    int64_t num_blocks = args.weight->rows * args.weight->cols / 256;
+    for (int64_t i = 0; i < num_blocks; i++) {
+        f.decode(args.blocks + i * f.block_bytes, decoded);
+        for (int j = 0; j < 16; j++) {
+            largest = std::fmax(largest, std::fabs(decoded.scales[j]));
+            largest = std::fmax(largest, std::fabs(decoded.minima[j]));
+        }
+    }
+    if (largest == 0 || !std::isfinite(largest)) return 1.0f;
+    return std::exp2(float(std::ilogb(largest) - 14));
+}
+
+static void pack_tiles(const void* raw, const Team& team) {
+    const PackArgs& args = *(const PackArgs*)raw;
+    const PackedWeight& w = *args.weight;
+    const Format& f = *args.format;
+    const int64_t row_bytes = w.cols / f.block_cols * f.block_bytes, one_tile = tile_bytes(w, LANES);
+    const int64_t one_group = group_bytes(w, LANES);
+    const int span = f.block_cols == 256 ? 256 : 32;  // columns decoded at a time
+    const int half_words = w.group / 8;               // words in half a group
+    int64_t first, last;
+    team.share((w.rows + LANES - 1) / LANES, first, last);
+    Decoded decoded;
+    for (int64_t tile = first; tile < last; tile++) {
+        uint8_t* out = args.data + tile * one_tile;
+        for (int lane = 0; lane < LANES; lane++) {
+            const int64_t row = tile * LANES + lane;
+            for (int64_t col = 0; col < w.cols; col += span) {
+                if (row < w.rows) {
+                    f.decode(args.blocks + row * row_bytes + col / f.block_cols * f.block_bytes, decoded);
+                } else {
+                    std::memset(&decoded, 0, sizeof(decoded));
+                }
+                for (int c = 0; c < span; c += w.group) {
+                    uint8_t* group = out + (col + c) / w.group * one_group;
+                    Half scale = float_to_half(decoded.scales[c / 16] / w.gain);
+                    std::memcpy(group + 2 * lane, &scale, 2);
+                    if (w.has_min) {
+                        Half minimum = float_to_half(decoded.minima[c / 16] / w.gain);
+                        std::memcpy(group + 2 * LANES + 2 * lane, &minimum, 2);
+                    }
+                    uint8_t* words = group + 2 * LANES * (1 + w.has_min);
+                    const uint8_t* q = decoded.quants + c;
+                    if (w.kind == KIND_U4) {
+                        for (int i = 0; i < half_words; i++)
+                            for (int b = 0; b < 4; b++)
+                                words[(i * LANES + lane) * 4 + b] = q[4 * i + b] | (q[4 * (i + half_words) + b] << 4);
+                    } else {
+                        const uint8_t offset = w.kind == KIND_S8 ? SIGNED_OFFSET : 0;
+                        for (int i = 0; i < 2 * half_words; i++)
+                            for (int b = 0; b < 4; b++) words[(i * LANES + lane) * 4 + b] = uint8_t(q[4 * i + b] + offset);
+                    }
+                }
+            }
+        }
+    }
+}
+
+}  // namespace octavo
+
+extern "C" {
+
+// Columns of a row of so many bytes; -1 for an unknown type or a broken row.
+int64_t octavo_gguf_columns(const char* type, int64_t row_bytes) {
+    const octavo::Format* format = octavo::find_format(type);
+    if (format == nullptr || row_bytes % format->block_bytes != 0) return -1;
+    return row_bytes / format->block_bytes * format->block_cols;
+}
+
+// Describe a weight of this GGUF type in `weight`; returns the bytes it takes packed, -1 for an unknown type, -2 when the
+// columns are not whole blocks.
+int64_t octavo_gguf_describe(const char* type, int64_t rows, int64_t cols, octavo::PackedWeight* weight) {
+    const octavo::Format* format = octavo::find_format(type);
+    if (format == nullptr) return -1;
+    if (cols % format->block_cols != 0) return -2;
+    const int offset = format->kind == octavo::KIND_S8 ? octavo::SIGNED_OFFSET : 0;
+    *weight = {nullptr, rows, cols, format->kind, format->group, format->zero + offset, format->has_min, 1.0f, 0};
+    return (rows + octavo::LANES - 1) / octavo::LANES * octavo::tile_bytes(*weight, octavo::LANES);
+}
+
+// Pack blocks into `data`, which `octavo_gguf_describe` has sized; sets the weight's data and gain.
+void octavo_gguf_pack(octavo::Pool* pool, const char* type, const uint8_t* blocks, uint8_t* data,
+                      octavo::PackedWeight* weight) {
+    octavo::PackArgs args{blocks, data, octavo::find_format(type), weight};
+    weight->data = data;
+    weight->gain = octavo::find_gain(args);
+    octavo::Step step{octavo::pack_tiles, &args};
+    octavo_pool_run(pool, &step, 1);
+}
+}

@@ -1,0 +1,257 @@
+// Vectors of LANES numbers and the few operations that need an instruction set's own name.
+//
+// Arithmetic uses the compiler's vector extensions (GCC and Clang), so the same kernels serve AVX-512, AVX2, NEON and
+// plain C++. Everything that differs is in this file: the integer dot product, half precision, rounding.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512VNNI__)
+#define OCTAVO_AVX512 1
+#include <immintrin.h>
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#define OCTAVO_AVX2 1
+#include <immintrin.h>
+#elif defined(__ARM_NEON) && defined(__ARM_FEATURE_DOTPROD)
+#define OCTAVO_NEON 1
+#include <arm_neon.h>
+#endif
+
+namespace octavo {
+
+// Also the height of a tile of packed weights: one lane computes one output row.
+#if defined(OCTAVO_AVX512)
+constexpr int LANES = 16;
+constexpr const char* INSTRUCTION_SET = "avx512-vnni";
+#elif defined(OCTAVO_AVX2)
+constexpr int LANES = 8;
+constexpr const char* INSTRUCTION_SET = "avx2";
+#elif defined(OCTAVO_NEON)
+constexpr int LANES = 8;
+constexpr const char* INSTRUCTION_SET = "neon-dotprod";
+#else
+constexpr int LANES = 8;
+constexpr const char* INSTRUCTION_SET = "portable";
+#endif
+
+typedef float F32 __attribute__((vector_size(LANES * 4)));
+typedef int32_t I32 __attribute__((vector_size(LANES * 4)));
+typedef int16_t I16 __attribute__((vector_size(LANES * 4)));
+typedef int8_t I8 __attribute__((vector_size(LANES * 4)));
+typedef uint8_t U8 __attribute__((vector_size(LANES * 4)));
+typedef uint16_t Half;  // IEEE half precision by its bits
+struct BFloat16 {
+    uint16_t bits;
+};
+
+template <typename V, typename T>
+inline V load(const T* p) {
+    V v;
+    std::memcpy(&v, p, sizeof(V));
+    return v;
+}
+template <typename V, typename T>
+inline void store(T* p, V v) {
+    std::memcpy(p, &v, sizeof(V));
+}
+inline F32 splat(float x) { return F32{} + x; }
+inline I32 splat(int32_t x) { return I32{} + x; }
+inline F32 to_float(I32 v) { return __builtin_convertvector(v, F32); }
+inline F32 maximum(F32 a, F32 b) { return a > b ? a : b; }
+inline F32 minimum(F32 a, F32 b) { return a < b ? a : b; }
+
+// Four bytes repeated in every lane.
+inline U8 splat4(const void* p) {
+    int32_t four;
+    std::memcpy(&four, p, 4);
+    return (U8)(I32{} + four);
+}
+
+inline float half_to_float(Half h) {
+#if defined(OCTAVO_AVX512) || defined(OCTAVO_AVX2)
+    return _cvtsh_ss(h);
+#elif defined(__FLT16_MANT_DIG__)
+    _Float16 x;
+    std::memcpy(&x, &h, 2);
+    return float(x);
+#else
+    uint32_t sign = uint32_t(h & 0x8000) << 16, exponent = (h >> 10) & 31, mantissa = h & 1023, bits;
+    if (exponent == 0) {
+        float tiny = float(mantissa) * 5.9604644775390625e-08f;  // 2^-24
+        return sign ? -tiny : tiny;
+    }
+    bits = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | (mantissa << 13);
+    float x;
+    std::memcpy(&x, &bits, 4);
+    return x;
+#endif
+}
+
+inline Half float_to_half(float x) {
+#if defined(OCTAVO_AVX512) || defined(OCTAVO_AVX2)
+    return _cvtss_sh(x, 0);
+#elif defined(__FLT16_MANT_DIG__)
+    _Float16 y = _Float16(x);
+    Half h;
+    std::memcpy(&h, &y, 2);
+    return h;
+#else
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    uint32_t sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffff;
+    if (magnitude >= 0x7f800000) return Half(sign | 0x7c00 | (magnitude > 0x7f800000 ? 0x200 : 0));
+    if (magnitude >= 0x477ff000) return Half(sign | 0x7c00);  // rounds to infinity
+    if (magnitude < 0x38800000) {                             // subnormal: round on a grid of 2^-24
+        float scaled;
+        std::memcpy(&scaled, &magnitude, 4);
+        scaled = scaled * 16777216.0f + 8388608.0f;
+        uint32_t rounded;
+        std::memcpy(&rounded, &scaled, 4);
+        return Half(sign | (rounded - 0x4b000000));
+    }
+    uint32_t rounded = magnitude + 0xfff + ((magnitude >> 13) & 1);
+    return Half(sign | ((rounded - 0x38000000) >> 13));
+#endif
+}
+
+inline F32 load_floats(const float* p) { return load<F32>(p); }
+inline F32 load_floats(const Half* p) {
+#if defined(OCTAVO_AVX512)
+    return (F32)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#elif defined(OCTAVO_AVX2)
+    return (F32)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#else
+    F32 v;
+    for (int i = 0; i < LANES; i++) v[i] = half_to_float(p[i]);
+    return v;
+#endif
+}
+inline F32 load_floats(const BFloat16* p) {
+    typedef uint16_t Narrow __attribute__((vector_size(LANES * 2)));
+    typedef uint32_t Wide __attribute__((vector_size(LANES * 4)));
+    return (F32)(__builtin_convertvector(load<Narrow>(p), Wide) << 16);
+}
+inline void store_floats(float* p, F32 v) { store(p, v); }
+inline void store_floats(Half* p, F32 v) {
+    // Saturate: an infinite key would poison every later token of its request.
+    v = minimum(maximum(v, splat(-65504.0f)), splat(65504.0f));
+#if defined(OCTAVO_AVX512)
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)v, 0));
+#elif defined(OCTAVO_AVX2)
+    _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph((__m256)v, 0));
+#else
+    for (int i = 0; i < LANES; i++) p[i] = float_to_half(v[i]);
+#endif
+}
+inline void store_floats(BFloat16* p, F32 v) {
+    for (int i = 0; i < LANES; i++) {
+        uint32_t bits;
+        float x = v[i];
+        std::memcpy(&bits, &x, 4);
+        p[i].bits = uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+    }
+}
+
+// To the nearest integer, ties to even; |x| < 2^22.
+inline F32 round_even(F32 x) {
+    const F32 magic = splat(12582912.0f);
+    return (x + magic) - magic;  // not for -ffast-math, which would drop the pair
+}
+
+inline float sum_lanes(F32 v) {
+    float total = 0;
+#if defined(OCTAVO_AVX512)
+    total = _mm512_reduce_add_ps((__m512)v);
+#elif defined(OCTAVO_AVX2)
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    total = _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+#else
+    for (int i = 0; i < LANES; i++) total += v[i];
+#endif
+    return total;
+}
+inline float max_lanes(F32 v) {
+    float largest = v[0];
+    for (int i = 1; i < LANES; i++) largest = v[i] > largest ? v[i] : largest;
+    return largest;
+}
+
+// exp(x) to about 2 ulp; 0 below -87, and no infinity: x is clamped at 88.
+inline F32 exponential(F32 x) {
+    x = minimum(maximum(x, splat(-87.3f)), splat(88.0f));
+    F32 n = round_even(x * 1.44269504f);
+    F32 r = x - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    F32 p = splat(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    I32 power = (__builtin_convertvector(n, I32) + 127) << 23;
+    return p * (F32)power;
+}
+
+// --- integer dot products ---------------------------------------------------------------------------------------------
+//
+// A lane holds four weights of one row; `a` holds four activations, repeated in every lane. `Sum` gathers the products of
+// up to eight such steps (one group of 32 values); `total` widens it to one number a lane.
+
+#if defined(OCTAVO_AVX512)
+// Weights unsigned, activations signed: what the instruction multiplies. Signed weights are stored with 128 added.
+constexpr int SIGNED_OFFSET = 128;
+struct Sum {
+    I32 lanes{};
+};
+inline void dot_small(Sum& s, U8 w, U8 a) { s.lanes = (I32)_mm512_dpbusd_epi32((__m512i)s.lanes, (__m512i)w, (__m512i)a); }
+inline void dot_medium(Sum& s, U8 w, U8 a) { dot_small(s, w, a); }
+inline void dot_signed(Sum& s, U8 w, U8 a) { dot_small(s, w, a); }
+inline I32 total(const Sum& s) { return s.lanes; }
+#elif defined(OCTAVO_AVX2)
+// Products of small weights stay in 16 bits for a group: 8 steps of 2 * 15 * 127 fit. Larger ones are widened at once.
+constexpr int SIGNED_OFFSET = 0;
+struct Sum {
+    I16 narrow{};
+    I32 lanes{};
+};
+inline void dot_small(Sum& s, U8 w, U8 a) { s.narrow += (I16)_mm256_maddubs_epi16((__m256i)w, (__m256i)a); }
+inline I32 widen(I16 pairs) { return (I32)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16(1)); }
+// Weights below 32.
+inline void dot_medium(Sum& s, U8 w, U8 a) { s.lanes += widen((I16)_mm256_maddubs_epi16((__m256i)w, (__m256i)a)); }
+inline void dot_signed(Sum& s, U8 w, U8 a) {
+    __m256i magnitude = _mm256_abs_epi8((__m256i)w), signed_a = _mm256_sign_epi8((__m256i)a, (__m256i)w);
+    s.lanes += widen((I16)_mm256_maddubs_epi16(magnitude, signed_a));
+}
+inline I32 total(const Sum& s) { return s.lanes + widen(s.narrow); }
+#else
+constexpr int SIGNED_OFFSET = 0;
+struct Sum {
+    I32 lanes{};
+};
+inline void dot_signed(Sum& s, U8 w, U8 a) {
+#if defined(OCTAVO_NEON)
+    int8x16_t low, high, other;
+    std::memcpy(&low, &w, 16);
+    std::memcpy(&high, (const char*)&w + 16, 16);
+    std::memcpy(&other, &a, 16);
+    int32x4_t sums[2];
+    std::memcpy(sums, &s.lanes, 32);
+    sums[0] = vdotq_s32(sums[0], low, other);
+    sums[1] = vdotq_s32(sums[1], high, other);
+    std::memcpy(&s.lanes, sums, 32);
+#else
+    const int8_t* x = (const int8_t*)&w;
+    const int8_t* y = (const int8_t*)&a;
+    for (int i = 0; i < LANES; i++)
+        for (int j = 0; j < 4; j++) s.lanes[i] += int(x[4 * i + j]) * int(y[4 * i + j]);
+#endif
+}
+inline void dot_small(Sum& s, U8 w, U8 a) { dot_signed(s, w, a); }
+inline void dot_medium(Sum& s, U8 w, U8 a) { dot_signed(s, w, a); }
+inline I32 total(const Sum& s) { return s.lanes; }
+#endif
+
+}  // namespace octavo

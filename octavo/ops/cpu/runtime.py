@@ -1,0 +1,200 @@
+"""The loaded kernels and the thread team that runs them: `call(kernel, args)` runs one, `Program` a recorded list.
+
+A kernel takes one argument structure (structs.py). While a `Recording` is open, every call is also written down, with the
+memory it uses, so that the whole sequence can be repeated later by a single call into C: what a graph is on a GPU.
+"""
+
+import ctypes
+import functools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from octavo.logger import get_logger
+from octavo.ops.cpu.build import BuildError, library_path
+from octavo.ops.cpu.structs import STEP_BYTES, PackedWeight
+from octavo.platforms.cpu import count_threads
+
+logger = get_logger(__name__)
+
+KERNELS = ("linear", "embedding", "qkv_rope_write", "attention", "gather_decode", "argmax", "store_sampled")
+
+
+@functools.cache
+def load_library() -> ctypes.CDLL | None:
+    """The compiled kernels; None, with one line in the log, where they cannot be built."""
+    try:
+        library = ctypes.CDLL(str(library_path()))
+    except (BuildError, OSError) as error:
+        logger.warning("torch's operators serve on the CPU, many times slower: %s", error)
+        return None
+    library.octavo_pool_create.restype = ctypes.c_void_p
+    library.octavo_pool_create.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    library.octavo_pool_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+    library.octavo_pool_run.restype = None
+    library.octavo_instruction_set.restype = ctypes.c_char_p
+    library.octavo_gguf_describe.restype = ctypes.c_int64
+    library.octavo_gguf_describe.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
+    library.octavo_gguf_pack.argtypes = [ctypes.c_void_p, ctypes.c_char_p, *[ctypes.c_void_p] * 3]
+    library.octavo_gguf_pack.restype = None
+    library.octavo_linear_workspace.restype = ctypes.c_int64
+    library.octavo_linear_workspace.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_int]
+    library.octavo_attention_workspace.restype = ctypes.c_int64
+    library.octavo_attention_workspace.argtypes = [ctypes.c_int] * 4
+    return library
+
+
+def is_available() -> bool:
+    """Whether this machine has the kernels."""
+    return load_library() is not None
+
+
+class Runtime:
+    """Library, thread team and workspace of this process."""
+
+    def __init__(self, library: ctypes.CDLL, num_threads: int):
+        self.library = library
+        self.num_threads = num_threads
+        self.pid = os.getpid()
+        self.instruction_set = library.octavo_instruction_set().decode()
+        self.lanes = library.octavo_lanes()
+        self.kernels = {name: ctypes.c_void_p.in_dll(library, f"octavo_{name}").value for name in KERNELS}
+        self._pool = library.octavo_pool_create(num_threads, _cpus_to_pin(num_threads))
+        self._run = library.octavo_pool_run
+        self._workspace = torch.empty(0, dtype=torch.uint8)
+
+    def run(self, steps: Any, count: int) -> None:
+        """Run `count` entries of a step array."""
+        self._run(self._pool, steps, count)
+
+    def workspace(self, num_bytes: int) -> torch.Tensor:
+        """Scratch memory for one kernel; a recorded program keeps the tensor it was given."""
+        if self._workspace.numel() < num_bytes:
+            self._workspace = torch.empty(num_bytes + num_bytes // 2, dtype=torch.uint8)
+        return self._workspace
+
+    def describe(self, ggml_type: str, rows: int, cols: int) -> tuple[PackedWeight, int]:
+        """How a weight of a GGUF type is packed, and its bytes; 0 bytes where there is no kernel for it."""
+        weight = PackedWeight()
+        size = self.library.octavo_gguf_describe(ggml_type.encode(), rows, cols, ctypes.addressof(weight))
+        return weight, max(size, 0)
+
+    def pack(self, ggml_type: str, blocks: torch.Tensor, data: torch.Tensor, weight: PackedWeight) -> None:
+        """Pack blocks uint8 [rows, bytes a row] into `data`; completes `weight`."""
+        self.library.octavo_gguf_pack(
+            self._pool, ggml_type.encode(), blocks.data_ptr(), data.data_ptr(), ctypes.addressof(weight)
+        )
+
+
+def _cpus_to_pin(num_threads: int) -> Any:
+    """The cores of the threads, when there is one for each; else they are left to the system."""
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    cpus = sorted(os.sched_getaffinity(0))
+    return (ctypes.c_int * num_threads)(*cpus) if len(cpus) == num_threads else None
+
+
+_runtime: Runtime | None = None
+
+
+def runtime() -> Runtime:
+    """This process's runtime. A child of fork has none of its parent's threads, so it gets a new one."""
+    global _runtime
+    if _runtime is None or _runtime.pid != os.getpid():
+        library = load_library()
+        assert library is not None, "no provider calls this without kernels"
+        _runtime = Runtime(library, min(count_threads(), torch.get_num_threads()))
+        logger.info("CPU kernels: %s, %d threads", _runtime.instruction_set, _runtime.num_threads)
+    return _runtime
+
+
+class Program:
+    """A recorded sequence of kernels with fixed arguments."""
+
+    def __init__(self, steps: list[tuple[int, ctypes.Structure]], kept: list[Any]):
+        self._kept = (steps, kept)  # what the raw pointers point to
+        self._count = len(steps)
+        words = [word for kernel, args in steps for word in (kernel, ctypes.addressof(args))]
+        assert len(words) * 8 == STEP_BYTES * self._count
+        self._steps = (ctypes.c_void_p * len(words))(*words)
+        self._runtime = runtime()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def run(self) -> None:
+        """Repeat it."""
+        self._runtime.run(self._steps, self._count)
+
+
+class Recording:
+    """Writes kernel calls down and lends them memory; buffers return to the lender once no tensor uses them."""
+
+    def __init__(self, buffers: "BufferPool"):
+        self.steps: list[tuple[int, ctypes.Structure]] = []
+        self.kept: list[Any] = []
+        self.buffers = buffers
+
+    def program(self) -> Program:
+        """What was recorded."""
+        return Program(self.steps, self.kept)
+
+
+class BufferPool:
+    """Memory that recorded programs compute in. Programs of one pool never run at the same time, so they share it."""
+
+    def __init__(self) -> None:
+        self._storages: list[torch.Tensor] = []
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """An unset tensor in a buffer that no living tensor uses, the smallest that is large enough."""
+        num_bytes = max(dtype.itemsize, dtype.itemsize * functools.reduce(lambda a, b: a * b, shape, 1))
+        free = [s for s in self._storages if _num_users(s) == 1 and s.numel() >= num_bytes]
+        if free:
+            base = min(free, key=lambda s: s.numel())
+        else:
+            base = torch.empty(-(-num_bytes // 64) * 64, dtype=torch.uint8)
+            self._storages.append(base)
+        return base[:num_bytes].view(dtype).view(shape)
+
+
+def _num_users(tensor: torch.Tensor) -> int:
+    """Tensors that share the storage of this one, itself included."""
+    storage = tensor.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata) - 1  # less the storage object just made
+
+
+_recording: Recording | None = None
+
+
+@contextmanager
+def recording(buffers: BufferPool) -> Iterator[Recording]:
+    """Record the kernel calls of the block. They run as well, so that what follows sees their results."""
+    global _recording
+    assert _recording is None, "recordings do not nest"
+    _recording = Recording(buffers)
+    try:
+        yield _recording
+    finally:
+        _recording = None
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Memory for an operator's result: torch's, or the recording's."""
+    return torch.empty(shape, dtype=dtype) if _recording is None else _recording.buffers.empty(shape, dtype)
+
+
+def call(name: str, args: ctypes.Structure, *kept: Any) -> None:
+    """Run one kernel; a recording keeps `kept` alive, the objects behind the pointers in `args`.
+
+    Results lent by a recording's pool need not be kept: the pool does that.
+    """
+    run_on = runtime()
+    kernel = run_on.kernels[name]
+    run_on.run((ctypes.c_void_p * 2)(kernel, ctypes.addressof(args)), 1)
+    if _recording is not None:
+        _recording.steps.append((kernel, args))
+        _recording.kept.append(kept)

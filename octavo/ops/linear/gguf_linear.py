@@ -1,0 +1,51 @@
+"""Linear layers and embeddings on GGUF's quantised weights, kept packed in a few bits.
+
+Activations are rounded to int8 in blocks of 32, each with its own scale, and the products are integer dot products. The
+rounding is part of the operators' meaning: the references do it too. They exist to be compared with; a machine without a
+provider is better served by weights that were decoded when they were loaded.
+"""
+
+import torch
+
+from octavo.ops.embedding import embedding
+from octavo.ops.linear import linear
+from octavo.ops.linear.packed import PackedMatrix, unpack
+from octavo.ops.norm import rms_norm
+from octavo.ops.registry import op
+
+ACTIVATION_BLOCK = 32
+
+
+def round_activations(x: torch.Tensor) -> torch.Tensor:
+    """x [tokens, width] rounded to integers in ±127 times a scale for each block of 32, as float32."""
+    blocks = x.float().unflatten(-1, (-1, ACTIVATION_BLOCK))
+    largest = blocks.abs().amax(-1, keepdim=True)
+    quants = (blocks * torch.where(largest > 0, 127 / largest, 0)).round()
+    return (quants * (largest / 127)).flatten(-2)
+
+
+@op
+def gguf_linear(
+    x: torch.Tensor,
+    shards: tuple[PackedMatrix, ...],
+    bias: torch.Tensor | None = None,
+    norm_weight: torch.Tensor | None = None,
+    eps: float = 0.0,
+    activation: str | None = None,
+    residual: torch.Tensor | None = None,
+    scale: float = 1.0,
+) -> torch.Tensor:
+    """`ops.linear` with rounded activations on a weight whose rows are those of `shards`, one below the other.
+
+    x [tokens, in] float32; with an activation the first shard is the gate and the second what it gates. Returns float32.
+    """
+    if norm_weight is not None:
+        x = rms_norm.reference(x, norm_weight, eps)
+    weight = torch.cat([unpack(shard) for shard in shards])
+    return linear.reference(round_activations(x), weight, bias, None, 0.0, activation, residual, scale)
+
+
+@op
+def gguf_embedding(input_ids: torch.Tensor, table: PackedMatrix, scale: float = 1.0) -> torch.Tensor:
+    """Rows of a packed table [vocab, hidden] for input_ids [tokens], times scale; float32 [tokens, hidden]."""
+    return embedding.reference(input_ids, unpack(table), scale)

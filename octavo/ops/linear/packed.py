@@ -1,0 +1,57 @@
+"""Quantised matrices in the layout that integer kernels read (csrc/cpu/packed.h), and the same layout read by torch.
+
+Rows are cut into tiles of `lanes`, columns into groups that share a scale. A tile is a stream of groups:
+
+    scales [lanes] float16 | minima [lanes] float16, if there are any | quants
+
+A quant word is four neighbouring columns of one row; words of all rows of the tile lie side by side. With 4 bits, a word
+holds columns of the group's first half in the low nibbles and of its second half in the high ones.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+
+
+class QuantKind(IntEnum):
+    """How a quant is kept."""
+
+    U4 = 0  # 4 bits, 0 … 15
+    U5 = 1  # a byte, 0 … 31
+    S8 = 2  # a byte, -128 … 127; or 128 more, and then `zero` is 128 more as well
+
+
+@dataclass(frozen=True, eq=False)
+class PackedMatrix:
+    """[rows, cols] of gain * (scale * (quant - zero) + minimum)."""
+
+    data: torch.Tensor  # uint8, flat
+    rows: int
+    cols: int
+    kind: QuantKind
+    group: int  # 16 or 32 columns
+    zero: int
+    has_min: bool
+    gain: float
+    lanes: int
+
+
+def unpack(matrix: PackedMatrix) -> torch.Tensor:
+    """The numbers, float32 [rows, cols]."""
+    m = matrix
+    header = 2 * m.lanes * (1 + m.has_min)
+    words = m.group // 8 if m.kind == QuantKind.U4 else m.group // 4
+    groups = m.data.view(-1, m.cols // m.group, header + words * m.lanes * 4)
+    halves = groups[..., :header].contiguous().view(torch.float16).float().unflatten(-1, (-1, m.lanes, 1))
+    quants = groups[..., header:].unflatten(-1, (words, m.lanes, 4))
+    if m.kind == QuantKind.U4:
+        quants = torch.cat((quants & 15, quants >> 4), dim=-3)
+    elif m.kind == QuantKind.S8 and m.zero == 0:
+        quants = quants.view(torch.int8)
+    # [tiles, groups, words, lanes, 4] → [tiles, groups, lanes, group]
+    numbers = quants.transpose(-3, -2).flatten(-2).float() - m.zero
+    numbers = halves[..., 0, :, :] * numbers
+    if m.has_min:
+        numbers = numbers + halves[..., 1, :, :]
+    return (m.gain * numbers).transpose(1, 2).flatten(2).flatten(0, 1)[: m.rows]
