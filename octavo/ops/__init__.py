@@ -13,21 +13,21 @@ _TRITON_MODULES = (
     "attention.triton_decode",
     "attention.triton_prefill",
     "attention.fa3",
+    "inputs_triton",
 )
 
 
-def load_providers() -> None:
+def load_providers(force: bool = False) -> None:
     """Register the providers this machine may use: the CPU's always, Triton's where a GPU or its interpreter runs them.
 
-    The worker calls this once.
-
-    They are not imported with their operators, so that a machine without Triton, or without need of it, never pays for it.
+    The worker calls this once; `force` registers Triton's anyway, to compile for a GPU that is elsewhere. They are not imported
+    with their operators, so that a machine without Triton, or without need of it, never pays for it.
     """
     import torch
 
     importlib.import_module("octavo.ops.attention.sdpa")
     if importlib.util.find_spec("triton") is None:
         return
-    if torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET", "0") == "1":
+    if force or torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET", "0") == "1":
         for name in _TRITON_MODULES:
             importlib.import_module(f"octavo.ops.{name}")
