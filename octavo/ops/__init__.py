@@ -4,6 +4,8 @@ import importlib
 import importlib.util
 import os
 
+# The last registered is tried first.
+_CPU_MODULES = ("attention.sdpa", "cpu.linear")
 _TRITON_MODULES = (
     "norm_triton",
     "activation_triton",
@@ -25,7 +27,8 @@ def load_providers(force: bool = False) -> None:
     """
     import torch
 
-    importlib.import_module("octavo.ops.attention.sdpa")
+    for name in _CPU_MODULES:
+        importlib.import_module(f"octavo.ops.{name}")
     if importlib.util.find_spec("triton") is None:
         return
     if force or torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET", "0") == "1":

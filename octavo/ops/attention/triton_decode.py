@@ -507,8 +507,10 @@ def decode_attention_triton(
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
+    *,
+    config: DecodeConfig | None = None,
 ) -> torch.Tensor:
-    """Head norms, rotation, cache write and attention in one kernel."""
+    """Head norms, rotation, cache write and attention in one kernel; `config` overrides the chosen cut."""
     out = torch.empty(qkv.shape[0], num_heads, kv_cache.shape[-1], dtype=qkv.dtype, device=qkv.device)
     launch_decode(
         qkv,
@@ -530,5 +532,6 @@ def decode_attention_triton(
         k_norm=k_norm,
         eps=eps,
         interleaved=interleaved,
+        config=config,
     )
     return out

@@ -74,7 +74,13 @@ def linear_triton(x, weight, bias=None, norm_weight=None, eps=0.0, activation=No
     """One kernel for the product and all that surrounds it; two where the table separates the norm."""
     gated = activation is not None
     choice = choose(weight.shape[0] // (2 if gated else 1), weight.shape[1], x.shape[0], gated)
+    return run_choice(choice, x, weight, bias, norm_weight, eps, activation, residual, scale)
+
+
+def run_choice(choice, x, weight, bias=None, norm_weight=None, eps=0.0, activation=None, residual=None, scale=1.0):
+    """`linear` by a given choice: what the tuning script calls."""
     if norm_weight is not None and choice.separate_norm:
         x, norm_weight = rms_norm(x, norm_weight, eps), None
-    run = gemv if isinstance(choice.config, GemvConfig) else dot
-    return run(x, weight, choice.config, bias, norm_weight, eps, activation, residual, scale)
+    if isinstance(choice.config, GemvConfig):
+        return gemv(x, weight, choice.config, bias, norm_weight, eps, activation, residual, scale)
+    return dot(x, weight, choice.config, bias, norm_weight, eps, activation, residual, scale)
