@@ -83,7 +83,9 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--decode", type=int, nargs="*", default=[], help="batch sizes")
     parser.add_argument("--prefill", nargs="*", default=[], help="BATCHxLENGTH")
-    parser.add_argument("--throughput", nargs="*", default=[], help="REQUESTSxINxOUT, or REQUESTSxragged (100-1024 each)")
+    parser.add_argument(
+        "--throughput", nargs="*", default=[], help="REQUESTSxINxOUT, or REQUESTSxragged (100-1024 each)"
+    )
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--max-model-len", type=int, default=8192)
     parser.add_argument("--repeats", type=int, default=3)

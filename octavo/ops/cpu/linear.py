@@ -41,9 +41,7 @@ def _is_plain(x: torch.Tensor | None, width: int) -> bool:
     return x is None or (x.dtype == torch.float32 and not x.is_cuda and x.stride(-1) == 1 and x.shape[-1] == width)
 
 
-def _accepts_linear(
-    x, shards, bias=None, norm_weight=None, eps=0.0, activation=None, residual=None, scale=1.0
-) -> bool:
+def _accepts_linear(x, shards, bias=None, norm_weight=None, eps=0.0, activation=None, residual=None, scale=1.0) -> bool:
     rows = [shard.rows for shard in shards]
     width = rows[0] if activation is not None else sum(rows)
     return (
