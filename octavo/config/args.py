@@ -106,7 +106,8 @@ class EngineArgs:
     use_tqdm_on_load: bool = option(True, "Show a progress bar while weights load.", group=_LOAD)
     quantization: str | None = option(
         None,
-        "Weight format; found from the checkpoint when left out. gguf weights are dequantised on load.",
+        "Weight format; found from the checkpoint when left out. gguf weights stay quantised on a CPU unless a dtype is given, "
+        "and are decoded on load elsewhere.",
         group=_LOAD,
         short="-q",
         choices=("gguf",),

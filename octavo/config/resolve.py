@@ -73,13 +73,20 @@ def resolve(
     _check_tokenizer(args)
 
     load_format = _load_format(args, checkpoint, notes)
-    dtype = _dtype(args, text, platform, checkpoint, load_format, notes)
+    model_impl = _model_impl(args, hf, native_architectures, notes)
+    quantization = _quantization(args, platform, checkpoint, load_format, model_impl, notes)
+    if quantization is None:
+        dtype = _dtype(args, text, platform, checkpoint, load_format, notes)
+        weights = _weight_bytes(checkpoint, dtype)
+    else:
+        dtype, weights = "float32", _quantised_bytes(checkpoint)
+    kv_dtype = _kv_cache_dtype(args, dtype, quantization)
     block_size = _block_size(args, platform)
-    cache_bytes = _cache_bytes(args, platform, checkpoint, dtype, notes)
-    room = cache_bytes if cache_bytes is not None else _accelerator_room(args, platform, checkpoint, dtype)
-    max_model_len = _max_model_len(args, text, dtype, block_size, room, notes)
+    cache_bytes = _cache_bytes(args, platform, weights, dtype, notes)
+    room = cache_bytes if cache_bytes is not None else _accelerator_room(args, platform, weights)
+    max_model_len = _max_model_len(args, text, kv_dtype, block_size, room, notes)
     scheduler = _scheduler(args, platform, max_model_len, usage, notes)
-    cache_bytes = _trim_cache(args, cache_bytes, text, dtype, block_size, scheduler, notes)
+    cache_bytes = _trim_cache(args, cache_bytes, text, kv_dtype, block_size, scheduler, notes)
 
     config = EngineConfig(
         model=ModelConfig(
@@ -88,7 +95,7 @@ def resolve(
             served_model_names=_served_names(args),
             hf_config=hf,
             architecture=hf.architecture,
-            model_impl=_model_impl(args, hf, native_architectures, notes),
+            model_impl=model_impl,
             dtype=dtype,
             max_model_len=max_model_len,
             seed=args.seed,
@@ -107,10 +114,15 @@ def resolve(
             trust_remote_code=args.trust_remote_code,
             chat_template=chat_template,
         ),
-        load=LoadConfig(load_format=load_format, download_dir=args.download_dir, use_tqdm=args.use_tqdm_on_load),
+        load=LoadConfig(
+            load_format=load_format,
+            quantization=quantization,
+            download_dir=args.download_dir,
+            use_tqdm=args.use_tqdm_on_load,
+        ),
         cache=CacheConfig(
             block_size=block_size,
-            kv_cache_dtype=_kv_cache_dtype(args, dtype),
+            kv_cache_dtype=kv_dtype,
             memory_utilization=_utilization(args, platform),
             kv_cache_memory_bytes=cache_bytes,
             num_blocks_override=args.num_gpu_blocks_override,
@@ -235,8 +247,39 @@ def _dtype(
     return preferred
 
 
+def _quantization(
+    args: EngineArgs, platform: Platform, checkpoint: Checkpoint, load_format: str, model_impl: str, notes: list[str]
+) -> str | None:
+    """Whether weights are computed from their quantised blocks; None: as floating point numbers, decoded on load.
+
+    A data type that is asked for is a wish for exact arithmetic in it, unless quantization is asked for too.
+    """
+    possible = (
+        load_format == "gguf"
+        and checkpoint.stored_dtype == "quantised"
+        and platform.name == "cpu"
+        and model_impl == "octavo"
+    )
+    if not possible or (args.quantization is None and args.dtype != "auto"):
+        return None
+    if args.dtype not in ("auto", "float32", "float"):
+        raise ConfigError(
+            f"quantization=gguf computes in float32 and int8, not in dtype={args.dtype}; leave one of them out.",
+            param="dtype",
+        )
+    notes.append(
+        "quantization=gguf: weights stay in their blocks (dtype=float32 decodes them: exact, larger and slower)"
+    )
+    return "gguf"
+
+
 def _weight_bytes(checkpoint: Checkpoint, dtype: str) -> int:
     return checkpoint.num_parameters * DTYPE_BYTES[dtype]
+
+
+def _quantised_bytes(checkpoint: Checkpoint) -> int:
+    """An upper bound: 8 bits and a scale for every 16 numbers."""
+    return checkpoint.num_parameters * 9 // 8
 
 
 def _fits(checkpoint: Checkpoint, dtype: str, platform: Platform) -> bool:
@@ -244,8 +287,11 @@ def _fits(checkpoint: Checkpoint, dtype: str, platform: Platform) -> bool:
     return _weight_bytes(checkpoint, dtype) <= platform.available_memory() * 3 // 4
 
 
-def _kv_cache_dtype(args: EngineArgs, dtype: str) -> str:
+def _kv_cache_dtype(args: EngineArgs, dtype: str, quantization: str | None) -> str:
     asked = model_rules.DTYPE_NAMES.get(args.kv_cache_dtype, args.kv_cache_dtype)
+    if quantization == "gguf":
+        # The kernels convert as they read; half the bytes, and weights of a few bits hide the rounding.
+        return "float16" if asked == "auto" else asked
     if asked not in ("auto", dtype):
         raise ConfigError(
             f"kv_cache_dtype={args.kv_cache_dtype} with dtype={dtype} is not supported yet: the cache keeps the "
@@ -266,9 +312,7 @@ def _utilization(args: EngineArgs, platform: Platform) -> float:
     return args.gpu_memory_utilization or platform.default_memory_utilization or 1.0
 
 
-def _cache_bytes(
-    args: EngineArgs, platform: Platform, checkpoint: Checkpoint, dtype: str, notes: list[str]
-) -> int | None:
+def _cache_bytes(args: EngineArgs, platform: Platform, weights: int, dtype: str, notes: list[str]) -> int | None:
     """Bytes of the KV cache where they are known before the device is measured; None: the worker takes its share."""
     sizing = ("kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override")
     given = [name for name in sizing if getattr(args, name) is not None]
@@ -278,7 +322,7 @@ def _cache_bytes(
         return args.kv_cache_memory_bytes
     if given or platform.default_memory_utilization is not None:
         return None
-    available, weights = platform.available_memory(), _weight_bytes(checkpoint, dtype)
+    available = platform.available_memory()
     if available <= weights:
         raise ConfigError(
             f"the weights take {_gib(weights)} as {dtype}, but {_gib(available)} of memory are free; use a smaller "
@@ -293,10 +337,10 @@ def _cache_bytes(
     return size
 
 
-def _accelerator_room(args: EngineArgs, platform: Platform, checkpoint: Checkpoint, dtype: str) -> int:
+def _accelerator_room(args: EngineArgs, platform: Platform, weights: int) -> int:
     """About how many bytes the worker will find for the KV cache."""
     share = int(platform.total_memory() * _utilization(args, platform))
-    return max(0, share - _weight_bytes(checkpoint, dtype) - WORKING_SPACE_GUESS)
+    return max(0, share - weights - WORKING_SPACE_GUESS)
 
 
 def _max_model_len(args: EngineArgs, text: HFConfig, dtype: str, block_size: int, room: int, notes: list[str]) -> int:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from octavo.layers.attention.layer import PagedAttention
+from octavo.layers.embedding import Embedding
 from octavo.layers.linear import Linear, LinearMethod
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
@@ -26,11 +27,12 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 def materialise(
     make: Callable[[], ModelT],
-    method_for: Callable[[str, Linear], LinearMethod],
+    method_for: Callable[[str, Linear | Embedding], LinearMethod],
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> ModelT:
-    """Run `make()` and give every linear in the tree its method and its empty weights, on `device` in `dtype`.
+    """Run `make()` and give every linear in the tree its method and its empty weights, on `device` in `dtype`; methods
+    that keep embeddings in their format take those over.
 
     `method_for(path, layer)` chooses the method by the layer's dotted path.
     """
@@ -40,6 +42,8 @@ def materialise(
             if isinstance(layer, Linear):
                 layer.method = method_for(path, layer)
                 layer.method.create_weights(layer)
+            elif isinstance(layer, Embedding):
+                method_for(path, layer).create_table(layer)
         tie = getattr(model, "tie_weights", None)
         if tie is not None:
             tie()
@@ -47,10 +51,12 @@ def materialise(
 
 
 def process_after_loading(model: nn.Module) -> None:
-    """Let every linear's method finish its weights."""
+    """Let every linear's and embedding's method finish its weights."""
     for layer in model.modules():
         if isinstance(layer, Linear):
             layer.method.process_after_loading(layer)
+        elif isinstance(layer, Embedding) and layer.method is not None:
+            layer.method.process_table_after_loading(layer)
 
 
 def attention_layers(model: nn.Module) -> dict[str, PagedAttention]:

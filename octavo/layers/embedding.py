@@ -3,13 +3,15 @@
 import torch
 from torch import nn
 
-from octavo.layers.linear import Linear
+from octavo.layers.linear import Linear, LinearMethod
 from octavo.layers.norm import RMSNorm
 from octavo.ops.embedding import embedding
 
 
 class Embedding(nn.Module):
-    """Rows of a table, times `scale`."""
+    """Rows of a table, times `scale`. `method` is the weight format that took the table over, if one did."""
+
+    method: LinearMethod | None = None
 
     def __init__(self, vocab_size: int, hidden_size: int, scale: float = 1.0):
         super().__init__()
@@ -17,6 +19,8 @@ class Embedding(nn.Module):
         self.scale = scale
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        if self.method is not None:
+            return self.method.embed(self, input_ids)
         return embedding(input_ids, self.weight, self.scale)
 
 

@@ -9,6 +9,7 @@ path and lets it create the weights, so neither a prefix nor a quantisation conf
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -16,6 +17,9 @@ from torch import nn
 from octavo.distributed import get_group
 from octavo.layers.norm import RMSNorm
 from octavo.ops.linear import linear
+
+if TYPE_CHECKING:
+    from octavo.layers.embedding import Embedding
 
 
 class LinearMethod:
@@ -40,6 +44,16 @@ class LinearMethod:
         """residual + scale * activation(norm(x) @ W.T + b), see `ops.linear`."""
         raise NotImplementedError
 
+    def create_table(self, table: "Embedding") -> None:
+        """Take an embedding's table over before it is loaded. Most formats leave it as it is: floating point."""
+
+    def process_table_after_loading(self, table: "Embedding") -> None:
+        """Finish a table that was taken over."""
+
+    def embed(self, table: "Embedding", input_ids: torch.Tensor) -> torch.Tensor:
+        """Rows of a table that was taken over, times its scale."""
+        raise NotImplementedError
+
 
 class UnquantizedMethod(LinearMethod):
     """Weights as floating point numbers, [out, in]."""
@@ -47,9 +61,7 @@ class UnquantizedMethod(LinearMethod):
     def create_weights(self, layer: "Linear") -> None:
         layer.weight = nn.Parameter(torch.empty(layer.out_features, layer.in_features), requires_grad=False)
         layer.weight.weight_loader = layer.load_rows  # type: ignore[attr-defined]
-        if layer.has_bias:
-            layer.bias = nn.Parameter(torch.empty(layer.out_features), requires_grad=False)
-            layer.bias.weight_loader = layer.load_rows  # type: ignore[attr-defined]
+        layer.create_bias()
 
     def apply(self, layer, x, norm, activation, residual, scale):
         if norm is None:
@@ -73,6 +85,12 @@ class Linear(nn.Module):
         self.out_features = sum(self.out_sizes)
         self.has_bias = bias
         self.bias: nn.Parameter | None = None
+
+    def create_bias(self) -> None:
+        """Register the bias, if there is one, as floating point numbers."""
+        if self.has_bias:
+            self.bias = nn.Parameter(torch.empty(self.out_features), requires_grad=False)
+            self.bias.weight_loader = self.load_rows  # type: ignore[attr-defined]
 
     def load_rows(self, param: nn.Parameter, loaded: torch.Tensor, shard: int | None = None) -> None:
         """Copy a checkpoint tensor into the rows of `shard` (None: all of them); ValueError when the shape differs."""

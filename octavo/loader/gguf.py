@@ -44,6 +44,12 @@ class GGUFTensor:
             return (1, *self.stored_shape)
         return self.stored_shape[::-1] if self.is_transposed else self.stored_shape
 
+    @property
+    def block_type(self) -> str | None:
+        """The block format, where the rows of `raw()` are the checkpoint's rows; None for all else."""
+        changed = self.minus_one or self.is_transposed or len(self.stored_shape) != 2
+        return self.ggml_type if self.ggml_type in DECODERS and not changed else None
+
     def raw(self) -> Tensor:
         """Block bytes `[..., bytes a row]` uint8, rows in the checkpoint's order, matrices as stored."""
         if self.num_bytes == 0 and 0 not in self.stored_shape:

@@ -4,7 +4,8 @@ The model comes with its parameters allocated (on the device, or on `meta`: then
 and with the tables described in names.py; `tied` maps a parameter to the one it shares when the checkpoint lacks it.
 A parameter may carry `weight_loader(parameter, tensor, shard)`, which copies a checkpoint tensor (whole, or as part
 `shard` of a packed module) into its place and raises LoadError with both shapes when it does not fit; without one,
-the tensor must have the parameter's shape exactly. What a layer does to its weights afterwards is not done here.
+the tensor must have the parameter's shape exactly. One with `block_loader(parameter, blocks, ggml_type, shard)` gets a
+GGUF file's quantised blocks undecoded. What a layer does to its weights afterwards is not done here.
 """
 
 import time
@@ -20,10 +21,10 @@ from octavo.config.engine import LoadConfig
 from octavo.errors import LoadError
 from octavo.loader.dummy import fill_dummy
 from octavo.loader.find import WeightFiles, find_weights
-from octavo.loader.gguf import open_gguf_tensors
+from octavo.loader.gguf import GGUFTensor, open_gguf_tensors
 from octavo.loader.ledger import Ledger
-from octavo.loader.names import NameTables
-from octavo.loader.parameters import Parameters, weight_loader
+from octavo.loader.names import NameTables, Target
+from octavo.loader.parameters import Parameters, block_loader, weight_loader
 from octavo.loader.safetensors_file import open_safetensors
 from octavo.loader.torch_file import open_torch
 from octavo.logger import get_logger
@@ -96,7 +97,9 @@ def load_model(
         files=weights.files,
         num_tensors=len(ledger.seen),
         checkpoint_bytes=checkpoint_bytes,
-        parameter_bytes=sum(tensor.numel() * tensor.element_size() for tensor in distinct.values()),
+        parameter_bytes=sum(
+            tensor.numel() * tensor.element_size() + getattr(tensor, "packed_bytes", 0) for tensor in distinct.values()
+        ),
         seconds=time.perf_counter() - started,
         ignored=ledger.ignored,
         shared=shared,
@@ -155,6 +158,8 @@ class _Loading:
 
     def _load(self, stored: StoredTensor) -> None:
         try:
+            if self._load_blocks(stored):
+                return
             tensor = stored.read(self.dtype, self.device)
         except LoadError as error:
             self.ledger.problem("unreadable", f"{stored.name}: {error}")
@@ -164,8 +169,36 @@ class _Loading:
         for place, part in pairs:
             self._place(place, part, stored.name)
 
+    def _target(self, name: str) -> Target | None:
+        """Where a (renamed) tensor goes."""
+        return next((t for t in self.tables.candidates(name) if t.name in self.parameters), None)
+
+    def _load_blocks(self, stored: StoredTensor) -> bool:
+        """Hand quantised blocks to a parameter that wants them as they are; False where none does."""
+        if not isinstance(stored, GGUFTensor) or stored.block_type is None:
+            return False
+        name = self.tables.rename(stored.name)
+        target = self._target(name)
+        if target is None or block_loader(self.parameters.places[target.name].tensor) is None:
+            return False
+        blocks = stored.raw()
+        # A model that changes the tensor, or cuts it up, needs numbers.
+        pairs = [(name, blocks)] if self.remap is None else list(self.remap(name, blocks))
+        if len(pairs) != 1 or pairs[0][0] != name or pairs[0][1] is not blocks:
+            return False
+        if not self.ledger.fill(target.name, target.shard, stored.name):
+            return True
+        place = self.parameters.writable(target.name)
+        load = block_loader(place)
+        assert load is not None
+        try:
+            load(place, blocks, stored.block_type, target.shard)
+        except ValueError as error:
+            self.ledger.problem("misshapen", f"{stored.name} for {target.name}: {error}")
+        return True
+
     def _place(self, name: str, tensor: Tensor, source: str) -> None:
-        target = next((t for t in self.tables.candidates(name) if t.name in self.parameters), None)
+        target = self._target(name)
         if target is None:
             shown = source if source == name else f"{source} (as {name})"
             self.ledger.problem("unused", f"{shown} {_shape(tensor)}: the model has no place for it")
@@ -259,6 +292,8 @@ def _unfit(place: Tensor, tensor: Tensor) -> str | None:
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
+    if block_loader(one) is not None:
+        return one is other
     return one is other or (one.shape == other.shape and torch.equal(one, other))
 
 

@@ -98,7 +98,7 @@ def _like(tensor: Tensor, device: torch.device) -> Tensor:
     target = device if tensor.is_meta else tensor.device
     fresh: Tensor = torch.empty_like(tensor, device=target)
     if isinstance(tensor, nn.Parameter):
-        fresh = nn.Parameter(fresh, requires_grad=tensor.requires_grad)
+        fresh = type(tensor)(fresh, requires_grad=tensor.requires_grad)
     fresh.__dict__.update(tensor.__dict__)
     return fresh
 
@@ -106,3 +106,8 @@ def _like(tensor: Tensor, device: torch.device) -> Tensor:
 def weight_loader(tensor: Tensor) -> Callable[[Tensor, Tensor, int | None], Any] | None:
     """The loader that a layer attached to its parameter, if it did."""
     return getattr(tensor, "weight_loader", None)
+
+
+def block_loader(tensor: Tensor) -> Callable[[Tensor, Tensor, str, int | None], Any] | None:
+    """The loader of quantised blocks that a layer attached to its parameter, if it did."""
+    return getattr(tensor, "block_loader", None)

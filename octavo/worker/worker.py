@@ -11,7 +11,9 @@ from octavo.config.engine import EngineConfig
 from octavo.config.hf import HFConfig
 from octavo.errors import ConfigError
 from octavo.layers.build import attention_layers, materialise, process_after_loading
-from octavo.layers.linear import Linear, LinearMethod, UnquantizedMethod
+from octavo.layers.embedding import Embedding
+from octavo.layers.linear import Linear, LinearMethod
+from octavo.layers.quantization import choose_method
 from octavo.loader import load_model
 from octavo.logger import get_logger
 from octavo.models.registry import model_class
@@ -56,6 +58,7 @@ class Worker:
         # The table of positions must cover the served context, which may be longer than the trained one.
         hf_config = HFConfig({**model.hf_config.data, "max_model_len": model.max_model_len})
         make = model_class(model.architecture, model.model_impl)
+        self._method = choose_method(load)
         self.model = materialise(lambda: make(hf_config), self._method_for, self.dtype, self.device)
         if model.model_impl == "transformers":
             said = self.model.load_checkpoint(model.path, load.load_format, self._method_for, self.dtype, self.device)
@@ -64,8 +67,8 @@ class Worker:
             load_model(self.model, load, model.path, dtype=self.dtype, device=self.device, seed=model.seed)
         process_after_loading(self.model)
 
-    def _method_for(self, path: str, layer: Linear) -> LinearMethod:
-        return UnquantizedMethod()
+    def _method_for(self, path: str, layer: Linear | Embedding) -> LinearMethod:
+        return self._method
 
     def kv_specs(self) -> dict[str, KVSpec]:
         """What each attention layer keeps, by the layer's path."""

@@ -61,7 +61,7 @@ class Runtime:
         self.pid = os.getpid()
         self.instruction_set = library.octavo_instruction_set().decode()
         self.lanes = library.octavo_lanes()
-        self.kernels = {name: ctypes.c_void_p.in_dll(library, f"octavo_{name}").value for name in KERNELS}
+        self.kernels = {name: ctypes.c_size_t.in_dll(library, f"octavo_{name}").value for name in KERNELS}
         self._pool = library.octavo_pool_create(num_threads, _cpus_to_pin(num_threads))
         self._run = library.octavo_pool_run
         self._workspace = torch.empty(0, dtype=torch.uint8)

@@ -8,7 +8,7 @@ A quant word is four neighbouring columns of one row; words of all rows of the t
 holds columns of the group's first half in the low nibbles and of its second half in the high ones.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import torch
@@ -55,3 +55,17 @@ def unpack(matrix: PackedMatrix) -> torch.Tensor:
     if m.has_min:
         numbers = numbers + halves[..., 1, :, :]
     return (m.gain * numbers).transpose(1, 2).flatten(2).flatten(0, 1)[: m.rows]
+
+
+def split_rows(matrix: PackedMatrix, sizes: tuple[int, ...]) -> tuple[PackedMatrix, ...]:
+    """The matrix cut into parts of `sizes` rows, sharing its memory; empty where a cut would go through a tile."""
+    m = matrix
+    if any(size % m.lanes for size in sizes):
+        return ()
+    row_bytes = m.data.numel() // m.rows  # whole tiles: the same for each row
+    parts, start = [], 0
+    for size in sizes:
+        data = m.data[start * row_bytes : (start + size) * row_bytes]
+        parts.append(replace(m, data=data, rows=size))
+        start += size
+    return tuple(parts)
