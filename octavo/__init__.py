@@ -18,17 +18,25 @@ _LAZY = {
     "AsyncLLMEngine": "octavo.engine.async_llm",
     "EngineArgs": "octavo.config.args",
     "AsyncEngineArgs": "octavo.config.args",
+    "LogitsProcessor": "octavo.worker.custom_logits",
+    "AdapterLogitsProcessor": "octavo.worker.custom_logits",
+    "BatchUpdate": "octavo.worker.custom_logits",
+    "BeamSearchParams": "octavo.types.sampling_params",
     "TextPrompt": "octavo.types.prompts",
     "TokensPrompt": "octavo.types.prompts",
 }
 
 __all__ = [
     "LLM",
+    "AdapterLogitsProcessor",
     "AsyncEngineArgs",
     "AsyncLLM",
     "AsyncLLMEngine",
+    "BatchUpdate",
+    "BeamSearchParams",
     "CompletionOutput",
     "EngineArgs",
+    "LogitsProcessor",
     "RequestOutput",
     "SamplingParams",
     "TextPrompt",
@@ -43,7 +51,8 @@ if TYPE_CHECKING:
     from octavo.llm import LLM
     from octavo.types.outputs import CompletionOutput, RequestOutput
     from octavo.types.prompts import TextPrompt, TokensPrompt
-    from octavo.types.sampling_params import SamplingParams
+    from octavo.types.sampling_params import BeamSearchParams, SamplingParams
+    from octavo.worker.custom_logits import AdapterLogitsProcessor, BatchUpdate, LogitsProcessor
 
 
 def __getattr__(name: str) -> Any:

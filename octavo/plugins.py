@@ -2,7 +2,8 @@
 
 An entry point names a function without arguments, which registers what it brings (or, for `octavo.platforms`, a
 `Platform` class; for `octavo.stat_loggers`, a logger class). Each group is loaded once in a process; a plugin that
-fails is logged by name and left out, so that it cannot keep the engine from starting.
+fails is logged by name and left out, so that it cannot keep the engine from starting. `octavo.logits_processors` names
+classes that the worker loads itself: without one of them answers would differ, so a broken one stops the start.
 """
 
 from functools import cache
@@ -17,7 +18,8 @@ PLATFORMS = "octavo.platforms"
 MODELS = "octavo.models"
 OPS = "octavo.ops"
 STAT_LOGGERS = "octavo.stat_loggers"
-GROUPS = (PLATFORMS, MODELS, OPS, STAT_LOGGERS)
+LOGITS_PROCESSORS = "octavo.logits_processors"
+GROUPS = (PLATFORMS, MODELS, OPS, STAT_LOGGERS, LOGITS_PROCESSORS)
 
 
 def find(group: str) -> list[EntryPoint]:

@@ -12,6 +12,7 @@ from typing import Any
 from octavo.config.options import check_options, option, option_fields
 from octavo.config.unsupported import explain_unknown
 from octavo.errors import ConfigError
+from octavo.utils.class_names import class_name
 
 DEFAULT_MODEL = "smollm2"
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
@@ -91,6 +92,11 @@ class EngineArgs:
         "What logprobs report: before (raw) or after (processed) penalties, temperature and filters.",
         group=_MODEL,
         choices=("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"),
+    )
+    logits_processors: list[str | type] = option(
+        [],
+        "Custom logits processors as module:Class; from Python also the classes. Plugins need not be named.",
+        group=_MODEL,
     )
     disable_sliding_window: bool = option(
         False, "Cap the context at the sliding window instead of sliding it.", group=_MODEL
@@ -220,6 +226,10 @@ class EngineArgs:
     )
 
     def __post_init__(self) -> None:
+        if isinstance(self.logits_processors, (list, tuple)):
+            self.logits_processors = [
+                class_name(given) if isinstance(given, type) else given for given in self.logits_processors
+            ]
         check_options(self)
 
     @classmethod

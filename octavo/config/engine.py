@@ -31,6 +31,7 @@ class ModelConfig:
     # Sampling defaults from generation_config.json and --override-generation-config; empty when switched off.
     default_sampling_params: dict[str, Any] = field(default_factory=dict)
     eos_token_ids: list[int] = field(default_factory=list)
+    logits_processors: list[str] = field(default_factory=list)  # "module:Class", plugins first
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from octavo.config.hf import HFConfig
 from octavo.errors import ConfigError
 from octavo.platforms.base import Platform, Usage
 from octavo.types.kv_spec import DTYPE_BYTES
+from octavo.utils.class_names import is_local
 
 GIB = 1 << 30
 MAX_DEFAULT_CPU_CACHE = 4 * GIB
@@ -57,12 +58,14 @@ def resolve(
     generation_config: Mapping[str, Any] | None = None,
     native_architectures: Collection[str] = (),
     chat_template: str | None = None,
+    plugin_processors: Collection[str] = (),
     usage: Usage = "server",
 ) -> Resolved:
     """Decide everything. Raises ConfigError naming the options that cannot be honoured, and what to change.
 
     `generation_config` is the parsed generation_config.json, `native_architectures` those with a model file of Octavo's
-    own, `chat_template` the text of the template that replaces the tokenizer's.
+    own, `chat_template` the text of the template that replaces the tokenizer's, `plugin_processors` the logits processors
+    that installed plugins bring.
     """
     notes: list[str] = []
     hf = model_rules.override(hf_config, args.hf_overrides)
@@ -85,7 +88,8 @@ def resolve(
     cache_bytes = _cache_bytes(args, platform, weights, dtype, notes)
     room = cache_bytes if cache_bytes is not None else _accelerator_room(args, platform, weights)
     max_model_len = _max_model_len(args, text, kv_dtype, block_size, room, notes)
-    scheduler = _scheduler(args, platform, max_model_len, usage, notes)
+    processors = _logits_processors(args, plugin_processors, usage, notes)
+    scheduler = _scheduler(args, platform, max_model_len, usage, bool(processors), notes)
     cache_bytes = _trim_cache(args, cache_bytes, text, kv_dtype, block_size, scheduler, notes)
 
     config = EngineConfig(
@@ -106,6 +110,7 @@ def resolve(
             logprobs_mode=args.logprobs_mode,
             default_sampling_params=_sampling_defaults(args, generation, notes),
             eos_token_ids=model_rules.eos_token_ids(generation, hf),
+            logits_processors=processors,
         ),
         tokenizer=TokenizerConfig(
             path=None if args.skip_tokenizer_init else checkpoint.tokenizer_path or checkpoint.path,
@@ -374,7 +379,7 @@ def _max_model_len(args: EngineArgs, text: HFConfig, dtype: str, block_size: int
 
 
 def _scheduler(
-    args: EngineArgs, platform: Platform, max_model_len: int, usage: Usage, notes: list[str]
+    args: EngineArgs, platform: Platform, max_model_len: int, usage: Usage, has_processors: bool, notes: list[str]
 ) -> SchedulerConfig:
     defaults = platform.batch_defaults(usage)
     chunked = args.enable_chunked_prefill is not False
@@ -408,7 +413,16 @@ def _scheduler(
         num_seqs = min(defaults.max_num_seqs, budget)
         notes.append(f"max_num_seqs={num_seqs}: default of {platform.name} ({usage})")
     overlap = args.async_scheduling
-    if overlap is None:
+    if has_processors and overlap:
+        raise ConfigError(
+            "async_scheduling=True launches a step before the tokens of the last are known, which custom logits "
+            "processors are told; leave async_scheduling out.",
+            param="async_scheduling",
+        )
+    if has_processors:
+        overlap = False
+        notes.append("async_scheduling=False: custom logits processors need to know the last token")
+    elif overlap is None:
         overlap = platform.default_async_scheduling
         reason = "the device computes while the host schedules" if overlap else "host and device are the same cores"
         notes.append(f"async_scheduling={overlap}: {reason}")
@@ -424,6 +438,21 @@ def _scheduler(
         max_num_queued_reqs=args.max_num_queued_reqs,
         max_num_queued_tokens=args.max_num_queued_tokens,
     )
+
+
+def _logits_processors(args: EngineArgs, plugins: Collection[str], usage: Usage, notes: list[str]) -> list[str]:
+    given = [str(name) for name in args.logits_processors]
+    for name in given:
+        if usage != "llm" and is_local(name):
+            raise ConfigError(
+                f"the logits processor {name} is defined in this script, which the engine's own process cannot import; "
+                "move it to a module.",
+                param="logits_processors",
+            )
+    found = list(dict.fromkeys([*plugins, *given]))
+    if plugins:
+        notes.append(f"logits_processors: plugins bring {', '.join(plugins)}")
+    return found
 
 
 def _trim_cache(

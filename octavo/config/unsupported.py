@@ -39,10 +39,6 @@ _REFUSED: tuple[tuple[str, str], ...] = (
         "enable_prompt_embeds",
     ),
     (
-        "custom logits processors are not called; requests have logit_bias, allowed_token_ids and bad_words",
-        "logits_processors",
-    ),
-    (
         "the engine cannot sleep; stop the process to free its memory",
         "enable_sleep_mode sleep_mode_offload_cudagraph sleep_preserve_parameter_names enable_cumem_allocator",
     ),

@@ -48,6 +48,7 @@ def create_engine_config(args: EngineArgs, usage: Usage = "server") -> EngineCon
         generation_config=generation_config,
         native_architectures=NATIVE,
         chat_template=_read_chat_template(args.chat_template),
+        plugin_processors=[point.value for point in plugins.find(plugins.LOGITS_PROCESSORS)],
         usage=usage,
     )
     logger.info("%s on %s", args.model, platform.describe())

@@ -47,6 +47,7 @@ class EngineCore:
         self._pending: list[EngineOutput] = []  # outputs that no step made: aborts and refusals
         self._wants_stats = not config.observability.disable_log_stats
         self._checks_every_step = envs.OCTAVO_CHECK_INVARIANTS
+        self._has_custom_processors = bool(config.model.logits_processors)
         self._num_faults = 0  # in a row
         self._idle_checked = True
         kv = start_up.kv_cache_config
@@ -70,6 +71,8 @@ class EngineCore:
         """Queue requests. One that the scheduler refuses is answered with an error; the others are queued."""
         for request in requests:
             try:
+                if self._has_custom_processors:
+                    self._executor.validate_params(request.sampling_params)
                 self._scheduler.add_request(request)
             except ClientError as error:
                 self._pending.append(_refuse(request, error))

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from octavo.config.engine import EngineConfig
 from octavo.errors import ConfigError
 from octavo.types.kv_spec import KVCacheConfig
+from octavo.types.sampling_params import SamplingParams
 from octavo.types.step import ModelRunnerOutput, SchedulerOutput
 
 # Loaded by name, so that choosing one does not import the others (and torch with them).
@@ -61,6 +62,10 @@ class Executor(ABC):
         timeout: float | None = None,
     ) -> list[Any]:
         """Call a public method by name, or `method(worker, *args)`, on every worker; results in rank order."""
+
+    def validate_params(self, params: SamplingParams) -> None:
+        """Raise ClientError when a custom logits processor cannot take a request with these parameters."""
+        self.collective_rpc("validate_params", (params,))
 
     def check_health(self) -> None:  # noqa: B027 (a worker in this process needs no check)
         """Raise when a worker is beyond use. Called after a step failed, to tell a bad request from a dead worker."""

@@ -174,7 +174,7 @@ class InputProcessor:
                 "structured_outputs is not supported yet; leave it out and check the answer yourself.",
                 param="structured_outputs",
             )
-        if params.extra_args:
+        if params.extra_args and not self._model.logits_processors:
             raise ClientError(
                 f"extra_args={sorted(params.extra_args)} has no taker: no logits processor or connector is loaded.",
                 param="extra_args",

@@ -84,6 +84,26 @@ class CompletionOutput:
 
 
 @dataclass(slots=True)
+class BeamSearchSequence:
+    """One beam: the prompt's tokens and what was added to them."""
+
+    tokens: list[int]
+    logprobs: list[PositionLogprobs]  # of the positions added
+    cum_logprob: float = 0.0
+    text: str | None = None  # of all `tokens`
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    lora_request: Any = None
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    """The beams of one prompt, best first."""
+
+    sequences: list[BeamSearchSequence]
+
+
+@dataclass(slots=True)
 class RequestMetrics:
     """Times of one request, seconds on the monotonic clock of the front process."""
 

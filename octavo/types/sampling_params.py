@@ -47,6 +47,30 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+class BeamSearchParams(msgspec.Struct, omit_defaults=True):
+    """Beam search: keep the `beam_width` likeliest continuations, one token at a time.
+
+    A sequence's score is its cumulative log probability divided by length ** length_penalty, EOS not counted.
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        if not _is_int(self.beam_width) or not 1 <= self.beam_width <= MAX_N:
+            raise _bad("beam_width", self.beam_width, f"an integer from 1 to {MAX_N}")
+        if not _is_int(self.max_tokens) or self.max_tokens < 1:
+            raise _bad("max_tokens", self.max_tokens, "an integer of at least 1")
+        for name, low, high in (("temperature", 0.0, 2.0), ("length_penalty", -100.0, 100.0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+                raise _bad(name, value, f"a number from {low} to {high}")
+
+
 class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, dict=False):
     """Sampling and stopping of one request. Wrong values raise `ClientError` (a `ValueError`) naming the field.
 

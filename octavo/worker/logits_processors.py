@@ -32,6 +32,14 @@ class ProcessorStep:
     num_prompt: torch.Tensor  # [max_rows] int32, by permanent row
 
 
+class RowsFailedError(Exception):
+    """Raised by a processor that knows whom its fault concerns: index in the step's logits -> what went wrong."""
+
+    def __init__(self, errors: dict[int, str]):
+        super().__init__("; ".join(errors.values()))
+        self.errors = errors
+
+
 class LogitsProcessor(ABC):
     """One feature. `rows` holds the permanent rows that use it; `apply` is called when the step has one of them."""
 
@@ -49,7 +57,7 @@ class LogitsProcessor(ABC):
     def apply(self, logits: torch.Tensor, step: ProcessorStep) -> None:
         """Change logits (float32) of the rows that use the feature, in place. Must not wait for the device.
 
-        An exception fails the requests in `rows` alone.
+        An exception fails the requests in `rows` alone; a `RowsFailedError` only those it names.
         """
 
     def remove_row(self, row: int) -> None:
@@ -309,6 +317,9 @@ class ProcessorChain:
             users = {i for i, row in enumerate(step.rows_cpu) if row in processor.rows}
             try:
                 processor.apply(logits, step)
+            except RowsFailedError as error:
+                logger.warning("%d of %d requests failed: %s", len(error.errors), len(users), error)
+                errors = error.errors | errors
             except Exception as error:
                 logger.exception("%s failed", type(processor).__name__)
                 errors |= dict.fromkeys(users - errors.keys(), f"{type(processor).__name__}: {error}")

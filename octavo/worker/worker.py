@@ -20,7 +20,9 @@ from octavo.models.registry import model_class
 from octavo.ops.registry import force_providers
 from octavo.platforms import get_platform
 from octavo.types.kv_spec import KVCacheConfig, KVGroup, KVSpec
+from octavo.types.sampling_params import SamplingParams
 from octavo.types.step import SchedulerOutput
+from octavo.worker.custom_logits import make_custom_processors, validate_params
 from octavo.worker.graphs import DecodeGraphs
 from octavo.worker.input_batch import InputBatch
 from octavo.worker.memory import MemoryPlan, count_blocks, measure_working_bytes, weight_bytes, zero_bytes
@@ -50,6 +52,7 @@ class Worker:
             torch.cuda.set_device(self.device)
         ops.load_providers()
         force_providers(config.compilation.op_providers, config.compilation.attention_backend)
+        self.custom_processors = make_custom_processors(config, self.device)
 
     @torch.no_grad()
     def load_model(self) -> None:
@@ -157,7 +160,13 @@ class Worker:
         self.rows = Rows(scheduler.max_num_seqs, scheduler.max_model_len, self.device)
         self.rows.make_block_tables(kv)
         batch = InputBatch(self.rows, scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
-        sampler = Sampler(scheduler.max_num_seqs + 1, vocab_size, self.device, self.config.model.logprobs_mode)
+        sampler = Sampler(
+            scheduler.max_num_seqs + 1,
+            vocab_size,
+            self.device,
+            self.config.model.logprobs_mode,
+            self.custom_processors,
+        )
         self._allocate_kv_cache(kv)
         self.runner = ModelRunner(self.model, self.rows, batch, sampler, None)
 
@@ -194,6 +203,10 @@ class Worker:
     def execute(self, step: SchedulerOutput) -> StepHandle:
         """Launch one step."""
         return self.runner.execute(step)
+
+    def validate_params(self, params: SamplingParams) -> None:
+        """Raise ClientError when a custom logits processor cannot take a request."""
+        validate_params(self.custom_processors, params)
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Run a worker method by name (collective_rpc)."""

@@ -52,7 +52,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "watermarking": (False,),
     "return_token_offsets": (False,),
     "return_prompt_text": (False,),
-    "vllm_xargs": ({},),
 }
 
 # Request fields that are SamplingParams fields of the same name and meaning.
@@ -139,6 +138,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     request_id: str | None = None
     user: str | None = None
+    vllm_xargs: dict[str, Any] | None = None  # for custom logits processors
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 
@@ -163,6 +163,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
                 values[name] = value
         if self.logit_bias:
             values["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
+        if self.vllm_xargs:
+            values["extra_args"] = self.vllm_xargs
         values["max_tokens"] = self._limit(defaults)
         values["logprobs"] = self._logprobs(max_logprobs)
         values["output_kind"] = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
