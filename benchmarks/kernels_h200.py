@@ -604,7 +604,7 @@ def tune_decode(m: Model, name: str, table: dict, report: Report) -> None:
     """The cut with the least time summed over short, middle and ragged contexts, by batch."""
     from octavo.ops.attention import triton_decode
 
-    section = table.setdefault("decode", {}).setdefault(f"{m.kv_heads},{m.head_dim}", {})
+    section = table.setdefault("decode", {}).setdefault(f"{m.heads},{m.kv_heads},{m.head_dim}", {})
     for batch in (1, 2, 4, 8, 16, 32, 64, 128, 256):
         if report.left() < 15:
             return
@@ -624,7 +624,7 @@ def tune_decode(m: Model, name: str, table: dict, report: Report) -> None:
             torch.cuda.empty_cache()
         best = min(totals, key=totals.get)
         section[str(batch if batch < 256 else 1 << 20)] = entries[best]
-        default = dataclasses.asdict(triton_decode.choose(batch, m.kv_heads, m.head_dim, 2))
+        default = dataclasses.asdict(triton_decode.choose(batch, m.heads, m.kv_heads, m.head_dim, 2))
         print(f"{name} decode {batch}: {' / '.join(shown[best])} us {entries[best]} (was {default})", flush=True)
 
 

@@ -341,9 +341,10 @@ _MAX_SPLITS = 32
 
 
 @functools.lru_cache(maxsize=1024)
-def choose(num_requests: int, num_kv_heads: int, padded_dim: int, element_size: int) -> DecodeConfig:
-    """The cut for a batch; the tuned table's section "decode" maps "kv heads,head dim" to choices by number of requests."""
-    by_batch = tuned_table("decode").get(f"{num_kv_heads},{padded_dim}", {}) if element_size == 2 else {}
+def choose(num_requests: int, num_heads: int, num_kv_heads: int, padded_dim: int, element_size: int) -> DecodeConfig:
+    """The cut for a batch; the tuned table's section "decode" maps "heads,kv heads,head dim" to choices by requests."""
+    key = f"{num_heads},{num_kv_heads},{padded_dim}"
+    by_batch = tuned_table("decode").get(key, {}) if element_size == 2 else {}
     for limit in sorted(by_batch, key=int):
         if num_requests <= int(limit):
             return DecodeConfig(**by_batch[limit])
@@ -392,7 +393,7 @@ def launch_decode(
     _, _, block_size, num_kv_heads, head_dim = kv_cache.shape
     padded_dim = next_power_of_2(head_dim)
     if config is None:
-        config = choose(num_requests, num_kv_heads, padded_dim, kv_cache.element_size())
+        config = choose(num_requests, num_heads, num_kv_heads, padded_dim, kv_cache.element_size())
     bound = min(max_seq_len, window + config.tile) if window > 0 else max_seq_len
     # Room for the wanted splits of at least min_tokens, and for long requests in parts of max_tokens.
     num_splits = max(
