@@ -12,9 +12,10 @@ COMMANDS = {
     "serve": ("octavo.cli.serve", "Serve a model over HTTP."),
     "chat": ("octavo.cli.chat", "Chat with a running server."),
     "complete": ("octavo.cli.complete", "Let a running server complete texts."),
+    "bench": ("octavo.cli.bench", "Measure latency, throughput, serving, start and kernels."),
     "collect-env": ("octavo.cli.collect_env", "Describe this machine and installation, for bug reports."),
 }
-_UNSUPPORTED = {"bench", "run-batch", "launch", "download-kernels", "preload", "snapshot"}
+_UNSUPPORTED = {"run-batch", "launch", "download-kernels", "preload", "snapshot"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
