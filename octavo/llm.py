@@ -12,14 +12,15 @@ from prometheus_client import CollectorRegistry
 from tqdm import tqdm
 
 from octavo.config.args import EngineArgs
+from octavo.engine.beam_search import BeamSearch, scores_of, step_params
 from octavo.engine.llm_engine import LLMEngine, PreparedRequest
 from octavo.errors import ClientError, ServerError
 from octavo.metrics import Metric, StatCollector, make_registry, read_metrics
 from octavo.tokenizer.messages import ContentFormat
 from octavo.tokenizer.tokenizer import Tokenizer
-from octavo.types.outputs import RequestOutput
+from octavo.types.outputs import BeamSearchOutput, RequestOutput
 from octavo.types.prompts import PromptType
-from octavo.types.sampling_params import RequestOutputKind, SamplingParams
+from octavo.types.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 T = TypeVar("T")
 Messages = list[dict[str, Any]]
@@ -136,6 +137,35 @@ class LLM:
         self._finish(request_ids, use_tqdm)
         return [self._outputs.pop(request_id) for request_id in request_ids]
 
+    def beam_search(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        params: BeamSearchParams,
+        lora_request: Any = None,
+        use_tqdm: bool | Callable[..., tqdm] = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The likeliest `params.beam_width` answers to each prompt, prompt included, best first.
+
+        `concurrency_limit`: how many prompts are searched at a time; default: all.
+        """
+        if concurrency_limit is not None and concurrency_limit < 1:
+            raise ClientError(f"concurrency_limit={concurrency_limit} must be at least 1.", param="concurrency_limit")
+        model = self.llm_engine.model_config
+        step = step_params(params, model.max_logprobs)
+        searches = []
+        for given in _as_list(prompts):
+            token_ids = self.llm_engine.read_prompt(given).token_ids
+            searches.append(BeamSearch(token_ids, params, model.eos_token_ids, model.max_model_len - len(token_ids)))
+        tokenizer = None if self.llm_engine.config.tokenizer.path is None else self.get_tokenizer()
+        size = concurrency_limit or max(len(searches), 1)
+        with _Progress(len(searches), use_tqdm) as progress:
+            for start in range(0, len(searches), size):
+                group = searches[start : start + size]
+                self._search(group, step, lora_request)
+                progress.advance(len(group))
+        return [BeamSearchOutput(search.result(tokenizer)) for search in searches]
+
     # The engine
 
     def get_tokenizer(self) -> Tokenizer:
@@ -220,6 +250,15 @@ class LLM:
             for prompt, own, rank in zip(prompts, params, priorities, strict=True)
         ]
 
+    def _search(self, searches: list[BeamSearch], step: SamplingParams, lora_request: Any) -> None:
+        """Run searches to their ends, each round one request a beam."""
+        while any(search.beams for search in searches):
+            prompts: list[PromptType] = [beam.tokens for search in searches for beam in search.beams]
+            outputs = iter(self._run(self._prepare(prompts, step, lora_request, None, None), use_tqdm=False))
+            for search in searches:
+                if search.beams:
+                    search.advance([scores_of(next(outputs)) for _ in search.beams])
+
     def _submit(self, requests: list[PreparedRequest]) -> list[str]:
         for request in requests:
             self.llm_engine.submit(request)
@@ -270,6 +309,11 @@ class _Progress:
             refresh=False,
         )
         self._bar.update()
+
+    def advance(self, num: int) -> None:
+        """That many are done, without counts of tokens."""
+        if self._bar is not None:
+            self._bar.update(num)
 
     def __enter__(self) -> "_Progress":
         return self

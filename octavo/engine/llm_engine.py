@@ -58,6 +58,10 @@ class LLMEngine:
         """The tokenizer; ClientError when the engine runs without one."""
         return self._inputs.tokenizer
 
+    def read_prompt(self, prompt: PromptType) -> Prompt:
+        """The tokens of a prompt in any spelling; ClientError when it has none."""
+        return self._inputs.read_prompt(prompt)
+
     def prepare(
         self,
         request_id: str,

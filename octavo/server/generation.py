@@ -5,17 +5,18 @@ engine is merely asked for larger pieces (`RequestOutputKind.FINAL_ONLY`).
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import cast
 
+from octavo.engine.beam_search import generate_beams
 from octavo.errors import RequestFailedError
 from octavo.server.engine_client import EngineClient
 from octavo.server.text_machine import ContentDelta, Event, Finish, TextMachine
 from octavo.types.outputs import CompletionOutput, RequestOutput
 from octavo.types.prompts import TokensPrompt
-from octavo.types.sampling_params import SamplingParams
+from octavo.types.sampling_params import BeamSearchParams, SamplingParams
 
 
 @dataclass(slots=True)
@@ -138,13 +139,37 @@ class Generation:
         else:
             await merged.put(None)
 
+    def _generate(self, prompt: TokensPrompt, params: SamplingParams, request_id: str) -> AsyncIterator[RequestOutput]:
+        return self.engine.generate(prompt, params, request_id, priority=self.priority)
+
     def _submit(self, index: int) -> AsyncGenerator[RequestOutput, None]:
         params, request_id = self.params, self.request_id
         if len(self.prompts) > 1:
             params, request_id = params.clone(), f"{request_id}-{index}"
-        generated = self.engine.generate(self.prompts[index], params, request_id, priority=self.priority)
+        generated = self._generate(self.prompts[index], params, request_id)
         outputs = cast("AsyncGenerator[RequestOutput, None]", generated)
         return outputs if params.prompt_logprobs is None else _with_scores(outputs)
+
+
+class BeamGeneration(Generation):
+    """A generation whose choices are the beams of a search; `params` has their number, `beam_params` the rest."""
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        prompts: Sequence[TokensPrompt],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int,
+        make_machine: Callable[[], TextMachine],
+        beam_params: BeamSearchParams,
+    ):
+        super().__init__(engine, prompts, params, request_id=request_id, priority=priority, make_machine=make_machine)
+        self.beam_params = beam_params
+
+    def _generate(self, prompt: TokensPrompt, params: SamplingParams, request_id: str) -> AsyncIterator[RequestOutput]:
+        return generate_beams(self.engine, prompt, self.beam_params, request_id, priority=self.priority)
 
 
 async def _with_scores(outputs: AsyncGenerator[RequestOutput, None]) -> AsyncGenerator[RequestOutput, None]:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from octavo.errors import ClientError
-from octavo.types.sampling_params import RequestOutputKind, SamplingParams
+from octavo.types.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 MAX_PROMPTS = 1024
 MAX_MESSAGES = 4096
@@ -35,8 +35,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "prompt_embeds": (),
     "suffix": ("",),
     "best_of": (1,),
-    "use_beam_search": (False,),
-    "length_penalty": (1.0,),
     "logprob_token_ids": ([],),
     "prompt_logprob_token_ids": ([],),
     "prompt_logprob_start": (0,),
@@ -78,6 +76,28 @@ _SAMPLING_FIELDS = (
     "allowed_token_ids",
     "bad_words",
 )
+
+
+# Fields that say nothing to beam search -> the value that asks for nothing.
+_NOT_WITH_BEAMS: dict[str, Any] = {
+    "stream": False,
+    "echo": False,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "stop": [],
+    "stop_token_ids": [],
+    "min_tokens": 0,
+    "prompt_logprobs": None,
+    "truncate_prompt_tokens": None,
+    "allowed_token_ids": None,
+    "bad_words": [],
+    "logit_bias": {},
+    "vllm_xargs": {},
+}
 
 
 def refuse_unsupported(fields: Mapping[str, Any]) -> None:
@@ -138,6 +158,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     request_id: str | None = None
     user: str | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None  # of beam search
     vllm_xargs: dict[str, Any] | None = None  # for custom logits processors
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -150,6 +172,32 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
             raise ClientError("prompt_logprobs cannot be streamed; send stream: false.", param="prompt_logprobs")
         if self.request_id is not None and not REQUEST_ID.fullmatch(self.request_id):
             raise ClientError("request_id must be 1 to 128 letters, digits or -_.:@/+=.", param="request_id")
+
+        if self.use_beam_search:
+            self._check_beam_search()
+        elif self.length_penalty is not None and self.length_penalty != 1.0:
+            raise ClientError("length_penalty needs use_beam_search: true.", param="length_penalty")
+
+    def _check_beam_search(self) -> None:
+        """Refuse what beam search has no use for: it chooses tokens by their probability alone."""
+        for name, neutral in _NOT_WITH_BEAMS.items():
+            value = getattr(self, name)
+            if value is not None and not _same(value, neutral):
+                raise ClientError(f"{name} has no meaning with use_beam_search; leave it out.", param=name)
+
+    def beam_search_params(self, defaults: Mapping[str, Any], max_model_len: int) -> BeamSearchParams | None:
+        """The parameters of the search that was asked for; `n` is its width."""
+        if not self.use_beam_search:
+            return None
+        limit = self._limit(defaults)
+        return BeamSearchParams(
+            beam_width=self.n or 1,
+            max_tokens=max_model_len if limit is None else limit,
+            ignore_eos=bool(self.ignore_eos),
+            temperature=self.temperature or 0.0,
+            length_penalty=1.0 if self.length_penalty is None else self.length_penalty,
+            include_stop_str_in_output=bool(self.include_stop_str_in_output),
+        )
 
     def sampling_params(self, defaults: Mapping[str, Any], max_logprobs: int) -> SamplingParams:
         """The engine's parameters: the request's values, else the model's `defaults`, else the built-in ones."""

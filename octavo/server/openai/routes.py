@@ -10,7 +10,7 @@ from starlette.routing import Route
 from octavo.errors import ClientError, ServerError
 from octavo.server.answers import EventStream, Json, run_while_connected
 from octavo.server.context import ServerContext
-from octavo.server.generation import ChoiceUpdate, Generation
+from octavo.server.generation import BeamGeneration, ChoiceUpdate, Generation
 from octavo.server.json_body import convert, read_object
 from octavo.server.openai.call import Call, served_name
 from octavo.server.openai.chat import ChatAnswer
@@ -143,14 +143,15 @@ def _generate(
 ) -> Generation:
     if server.tokenizer is None:
         params.detokenize = False
-    return Generation(
-        server.engine,
-        prompts,
-        params,
-        request_id=call.response_id,
-        priority=body.priority or 0,
-        make_machine=PlainText,
-    )
+    common: dict[str, Any] = {
+        "request_id": call.response_id,
+        "priority": body.priority or 0,
+        "make_machine": PlainText,
+    }
+    beam_params = body.beam_search_params(server.model.default_sampling_params, server.model.max_model_len)
+    if beam_params is not None:
+        return BeamGeneration(server.engine, prompts, params, beam_params=beam_params, **common)
+    return Generation(server.engine, prompts, params, **common)
 
 
 async def _answer(
