@@ -74,7 +74,7 @@ def test_the_end_token_ends_a_beam():
         assert (best.tokens, best.finish_reason) == ([1, 5, 9] if keeps else [1, 5], "stop")
         assert math.isclose(best.cum_logprob, -0.6)
         assert len(best.logprobs) == len(best.tokens) - 1
-        assert (second.tokens, second.finish_reason) == ([1, 9] if keeps else [1], "stop")
+        assert (second.tokens, second.finish_reason) == ([1, 5, 4], "length")
 
 
 def test_the_context_bounds_the_beams(llm):
