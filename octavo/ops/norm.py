@@ -23,3 +23,12 @@ def _inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
 
 
 rms_norm.inputs = _inputs
+
+
+def _bench_inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
+    for rows in (1, 32, 1024):
+        x = torch.randn(rows, 4096, generator=rng).to(device, dtype)
+        yield x, torch.randn(4096, generator=rng).to(device, dtype), 1e-5
+
+
+rms_norm.bench_inputs = _bench_inputs

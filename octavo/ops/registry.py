@@ -53,7 +53,9 @@ class Op:
     """An operator: callable like its reference.
 
     `inputs(rng, dtype, device)` yields argument tuples for the registry-wide test and `octavo bench kernels`; `tolerance`
-    maps a dtype to (rtol, atol) where the default is too tight.
+    maps a dtype to (rtol, atol) where the default is too tight. `bytes_and_flops(*args)` estimates the memory traffic and
+    the arithmetic of a call, for the benchmark; without it every tensor in and out counts once, and arithmetic not at all.
+    `bench_inputs` are like `inputs` with the sizes of real models, where those of the tests are too small to say anything.
     """
 
     def __init__(self, reference: Callable[..., Any]):
@@ -63,7 +65,9 @@ class Op:
         self.providers: list[Provider] = []  # in order of preference; the reference comes last, implicitly
         self.forced: str | None = None
         self.inputs: Callable[..., Any] | None = None
+        self.bench_inputs: Callable[..., Any] | None = None
         self.tolerance = dict(DEFAULT_TOLERANCE)
+        self.bytes_and_flops: Callable[..., tuple[int, int]] | None = None
         self._candidates: list[Provider] | None = None
 
     def register(

@@ -184,3 +184,41 @@ def _inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
 
 
 paged_attention.inputs = _inputs
+
+
+def _bench_inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
+    """Decoding at 1,024 tokens of context, one request and sixteen, then a prefill of 1,024 tokens."""
+    heads, kv_heads, dim, block_size, seq_len = 32, 8, 128, 16, 1024
+    for num_requests, query_len in ((1, 1), (16, 1), (1, seq_len)):
+        width = seq_len // block_size
+        shape = (num_requests * width + 1, 2, block_size, kv_heads, dim)
+        kv_cache = torch.randn(shape, generator=rng).to(device, dtype)
+        table = torch.arange(1, num_requests * width + 1, dtype=torch.int32).view(num_requests, width)
+        starts = torch.arange(num_requests + 1, dtype=torch.int32) * query_len
+        yield (
+            torch.randn(num_requests * query_len, heads, dim, generator=rng).to(device, dtype),
+            kv_cache,
+            table.to(device),
+            starts.to(device),
+            torch.full((num_requests,), seq_len, dtype=torch.int32, device=device),
+            query_len,
+            seq_len,
+            dim**-0.5,
+        )
+
+
+def _bytes_and_flops(q, kv_cache, block_table, query_start_loc, seq_lens, *rest):
+    """Queries, results and each request's own keys and values once; the two products over the visible ones.
+
+    Windows are not looked at: with one, both are upper bounds.
+    """
+    head_size = kv_cache.shape[-1] * kv_cache.element_size()
+    kv_bytes = 2 * int(seq_lens.sum()) * kv_cache.shape[3] * head_size
+    query_lens = (query_start_loc[1:] - query_start_loc[:-1]).long()
+    # Query i of n sees seq_len - n + 1 + i keys.
+    visible = int((query_lens * seq_lens - query_lens * (query_lens - 1) // 2).sum())
+    return 2 * q.numel() * q.element_size() + kv_bytes, 4 * visible * q.shape[1] * q.shape[2]
+
+
+paged_attention.bench_inputs = _bench_inputs
+paged_attention.bytes_and_flops = _bytes_and_flops

@@ -71,3 +71,22 @@ def _inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
 
 
 linear.inputs = _inputs
+
+
+def _bench_inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
+    weight = (torch.randn(4096, 4096, generator=rng) / 64).to(device, dtype)
+    for tokens in (1, 8, 64, 512):
+        yield torch.randn(tokens, 4096, generator=rng).to(device, dtype), weight
+
+
+def _bytes_and_flops(x, weight, bias=None, norm_weight=None, eps=0.0, activation=None, residual=None, scale=1.0):
+    """Each operand and the result once; of the arithmetic, the product."""
+    tokens, out = x.numel() // x.shape[-1], weight.shape[0]
+    width = out if activation is None else out // 2
+    operands = [t for t in (x, weight, bias, norm_weight, residual) if t is not None]
+    num_bytes = sum(t.numel() * t.element_size() for t in operands) + tokens * width * x.element_size()
+    return num_bytes, 2 * tokens * out * weight.shape[1]
+
+
+linear.bench_inputs = _bench_inputs
+linear.bytes_and_flops = _bytes_and_flops
