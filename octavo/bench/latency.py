@@ -12,6 +12,7 @@ from octavo.config.args import EngineArgs
 from octavo.config.options import check_options, option
 from octavo.errors import ServerError
 from octavo.llm import LLM
+from octavo.types.prompts import TokensPrompt
 from octavo.types.sampling_params import SamplingParams
 
 _GROUP = "Benchmark"
@@ -86,7 +87,7 @@ def _one_round(llm: LLM, args: LatencyArgs, params: SamplingParams, rng: np.rand
     vocab_size = llm.llm_engine.model_config.vocab_size
     batch = rng.integers(vocab_size, size=(args.batch_size, args.input_len)).tolist()
     started = perf_counter()
-    outputs = llm.generate([{"prompt_token_ids": ids} for ids in batch], params, use_tqdm=False)
+    outputs = llm.generate([TokensPrompt(prompt_token_ids=ids) for ids in batch], params, use_tqdm=False)
     total = perf_counter() - started
     first = 0.0
     for output in outputs:

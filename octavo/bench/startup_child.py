@@ -16,13 +16,14 @@ def main() -> None:
     options = json.load(sys.stdin)
     from octavo.config.args import EngineArgs
     from octavo.llm import LLM
+    from octavo.types.prompts import TokensPrompt
     from octavo.types.sampling_params import SamplingParams
 
     imported = time.monotonic()
     with LLM.from_engine_args(EngineArgs(**options)) as llm:
         started = time.monotonic()
         params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
-        llm.generate([{"prompt_token_ids": list(range(1, 17))}], params, use_tqdm=False)
+        llm.generate([TokensPrompt(prompt_token_ids=list(range(1, 17)))], params, use_tqdm=False)
         answered = time.monotonic()
         phases = llm.llm_engine.report.seconds
     stamps = {"entered": ENTERED, "imported": imported, "started": started, "answered": answered}

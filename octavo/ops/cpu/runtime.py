@@ -196,5 +196,5 @@ def call(name: str, args: ctypes.Structure, *kept: Any) -> None:
     kernel = run_on.kernels[name]
     run_on.run((ctypes.c_void_p * 2)(kernel, ctypes.addressof(args)), 1)
     if _recording is not None:
-        _recording.steps.append((kernel, args))  # type: ignore[arg-type]
+        _recording.steps.append((kernel, args))
         _recording.kept.append(kept)
