@@ -148,10 +148,14 @@ class _Words:
                 raise ClientError("random prompts need a tokenizer; give --tokenizer.", param="tokenizer")
             self._ids = np.arange(vocab_size)
             return
-        # Whole words with their space in front survive decoding and encoding, so that lengths come out as asked.
-        ids = [i for i in range(len(tokenizer)) if i not in tokenizer.special_ids]
-        words = [i for i in ids if re.fullmatch(r" [A-Za-z]+", tokenizer.token_text(i))]
-        self._ids = np.array(words if len(words) >= _MIN_WORDS else ids)
+        # Whole words with their space in front survive decoding and encoding, so that lengths come out as asked. Small
+        # vocabularies have too few of them; then plain characters, then anything.
+        texts = {i: tokenizer.token_text(i) for i in range(len(tokenizer)) if i not in tokenizer.special_ids}
+        for pattern in (r" [A-Za-z]+", r"[ -~]+", r"(?s:.*)"):
+            ids = [i for i, text in texts.items() if re.fullmatch(pattern, text)]
+            if len(ids) >= _MIN_WORDS:
+                break
+        self._ids = np.array(ids)
 
     def draw_ids(self, length: int) -> list[int]:
         """Random token ids."""

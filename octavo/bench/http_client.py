@@ -167,7 +167,7 @@ class HttpClient:
     def _message(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> bytes:
         fields = {**self._headers, **headers}
         if body is not None:
-            fields = {"Content-Type": "application/json", **fields, "Content-Length": str(len(body))}
+            fields |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
         for name, value in fields.items():
             if any(character in name + value for character in "\r\n"):
                 raise ClientError(f"header {name!r} holds a line break.", param="header")
