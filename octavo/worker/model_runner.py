@@ -79,8 +79,9 @@ class ModelRunner:
         for row in step.freed_rows:
             self.sampler.remove_row(row)
             self.prompt_logprobs.remove_row(row)
+        if step.new_rows:
+            self.rows.fill(step.new_rows)
         for new in step.new_rows:
-            self.rows.fill(new)
             self.sampler.add_row(new.row, new)
             self.prompt_logprobs.add_row(new.row, new.sampling_params)
         if step.new_blocks:

@@ -41,17 +41,32 @@ class Rows:
             self.block_tables.append(torch.zeros(self.max_rows + 1, width, dtype=torch.int32, device=self.device))
             self.block_sizes.append(size)
 
-    def fill(self, new: NewRow) -> None:
-        """Set a row up for a request."""
-        row, num_tokens = new.row, len(new.token_ids)
-        self.token_ids[row, :num_tokens] = upload(np.array(new.token_ids, dtype=np.int32), self.device)
-        self.num_computed[row] = new.num_computed_tokens
-        self.num_prompt[row] = new.num_prompt_tokens
-        self.num_computed_np[row] = new.num_computed_tokens
-        self.num_prompt_np[row] = new.num_prompt_tokens
-        for table, ids in zip(self.block_tables, new.block_ids, strict=True):
-            if ids:
-                table[row, : len(ids)] = upload(np.array(ids, dtype=np.int32), self.device)
+    def fill(self, new_rows: list[NewRow]) -> None:
+        """Set rows up for requests: all that the host knows of them goes over in one copy, however many they are."""
+        counters = np.array(
+            [
+                [new.row for new in new_rows],
+                [new.num_computed_tokens for new in new_rows],
+                [new.num_prompt_tokens for new in new_rows],
+            ],
+            dtype=np.int32,
+        )
+        sections = [counters.ravel()]
+        for new in new_rows:
+            sections.append(np.array(new.token_ids, dtype=np.int32))
+            sections.extend(np.array(ids, dtype=np.int32) for ids in new.block_ids)
+        sent = upload(np.concatenate(sections), self.device)
+        at = counters.size
+        for new in new_rows:
+            for table, ids in zip((self.token_ids, *self.block_tables), (new.token_ids, *new.block_ids), strict=True):
+                table[new.row, : len(ids)] = sent[at : at + len(ids)]
+                at += len(ids)
+        rows, computed, prompt = sent[: counters.size].view(3, -1)
+        index = rows.long()
+        self.num_computed[index] = computed
+        self.num_prompt[index] = prompt
+        self.num_computed_np[counters[0]] = counters[1]
+        self.num_prompt_np[counters[0]] = counters[2]
 
     def add_blocks(self, new_blocks: list[NewBlocks]) -> None:
         """Write the blocks that rows got in this step: one scattered write a group, however many rows."""

@@ -27,7 +27,7 @@ def linear(
 
     x [tokens, in], weight [out, in], bias [out]. `norm_weight` [in] applies an RMSNorm to x first; `activation` names a
     gate of `ops.activation` and halves the width (weight holds the gate's rows, then the gated ones); `residual` has the
-    result's shape. Returns [tokens, out or out / 2] in x's dtype.
+    result's shape and is consumed: the result may take its memory. Returns [tokens, out or out / 2] in x's dtype.
     """
     if norm_weight is not None:
         x = rms_norm.reference(x, norm_weight, eps)
@@ -45,8 +45,8 @@ def _linear_composed(x, weight, bias=None, norm_weight=None, eps=0.0, activation
     if norm_weight is not None:
         x = rms_norm(x, norm_weight, eps)
     if residual is not None and activation is None and bias is None and x.is_cuda:
-        # The product's own epilogue adds the residual: no second pass over the output.
-        return torch.addmm(residual, x, weight.t(), alpha=scale)
+        # The product's own epilogue adds the residual where it lies: no copy, no second pass over the output.
+        return residual.addmm_(x, weight.t(), alpha=scale)
     y = F.linear(x, weight, bias)
     if activation is not None:
         y = gated_activation(y, activation)
