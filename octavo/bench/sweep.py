@@ -107,15 +107,15 @@ def run_sweep(args: SweepArgs) -> int:
     folder = Path(args.output_dir) / (args.experiment_name or datetime.now().strftime("%Y%m%d-%H%M%S"))
     if folder.exists() and not args.resume and not args.dry_run:
         raise ClientError(f"{folder} exists; go on with it (--resume) or give another --experiment-name.")
-    runs = {server: list(_open_runs(args, folder, server, benches)) for server in servers}
+    runs = [(server, list(_open_runs(args, folder, server, benches))) for server in servers]
     if args.dry_run:
-        for server, todo in runs.items():
+        for server, todo in runs:
             print(shlex.join([*shlex.split(args.serve_cmd), *server.words()]))
             for bench, path in todo:
                 print("  " + shlex.join(_bench_command(args, bench, path)))
         return 0
     num_failed = 0
-    for server, todo in runs.items():
+    for server, todo in runs:
         if todo:
             num_failed += _run_server(args, folder, server, todo)
     rows = collect(folder, servers, benches)
