@@ -101,7 +101,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or many; each becomes a prompt through the model's chat template."""
         conversations = _as_conversations(messages)
-        tokenizer = self.get_tokenizer()
+        tokenizer = self.llm_engine.get_tokenizer()
         prompts: list[PromptType] = []
         for conversation in conversations:
             prompt = tokenizer.encode_chat(
@@ -157,7 +157,7 @@ class LLM:
         for given in _as_list(prompts):
             token_ids = self.llm_engine.read_prompt(given).token_ids
             searches.append(BeamSearch(token_ids, params, model.eos_token_ids, model.max_model_len - len(token_ids)))
-        tokenizer = None if self.llm_engine.config.tokenizer.path is None else self.get_tokenizer()
+        tokenizer = None if self.llm_engine.config.tokenizer.path is None else self.llm_engine.get_tokenizer()
         size = concurrency_limit or max(len(searches), 1)
         with _Progress(len(searches), use_tqdm) as progress:
             for start in range(0, len(searches), size):

@@ -33,6 +33,10 @@ class ModelConfig:
     eos_token_ids: list[int] = field(default_factory=list)
     logits_processors: list[str] = field(default_factory=list)  # "module:Class", plugins first
 
+    def get_vocab_size(self) -> int:
+        """vLLM's spelling of `vocab_size`."""
+        return self.vocab_size
+
 
 @dataclass(frozen=True)
 class TokenizerConfig:
@@ -139,3 +143,21 @@ class EngineConfig:
     device: DeviceConfig
     compilation: CompilationConfig
     observability: ObservabilityConfig
+
+    # vLLM's names, for logits processors and other plugins written for it.
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self.model
+
+    @property
+    def cache_config(self) -> CacheConfig:
+        return self.cache
+
+    @property
+    def scheduler_config(self) -> SchedulerConfig:
+        return self.scheduler
+
+    @property
+    def parallel_config(self) -> ParallelConfig:
+        return self.parallel

@@ -168,6 +168,13 @@ class OptionParser(argparse.ArgumentParser):
         print(text.rstrip() if text.strip() else f"No option mentions {word!r}; groups are: {', '.join(self._groups)}.")
 
 
+def add_option_flags(parser: argparse.ArgumentParser, cls: type) -> None:
+    """Add a flag for each option of a dataclass to any parser; what is not given has the option's default."""
+    for field in option_fields(cls):
+        _add_flag(parser, field)
+    parser.set_defaults(**{field.name: field.default for field in option_fields(cls)})
+
+
 def _add_flag(group: Any, field: OptionField) -> None:
     info = field.option
     names = [info.short, field.flag] if info.short else [field.flag]

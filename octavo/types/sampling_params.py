@@ -218,6 +218,11 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, dict=Fals
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
 
+    @classmethod
+    def from_optional(cls, **values: Any) -> "SamplingParams":
+        """Like the constructor; None means the default."""
+        return cls(**{name: value for name, value in values.items() if value is not None})
+
     def clone(self) -> "SamplingParams":
         """A copy that may be changed without touching this one (its lists are shared)."""
         return msgspec.structs.replace(self)

@@ -1,0 +1,10 @@
+"""Octavo's prompts."""
+
+from octavo.types.prompts import PromptType, TextPrompt, TokensPrompt
+from vllm import _missing
+
+__all__ = ["PromptType", "TextPrompt", "TokensPrompt"]
+
+
+def __getattr__(name: str) -> object:
+    raise _missing.error_for(__name__, name)
