@@ -12,6 +12,8 @@ _TRITON_MODULES = (
     "embedding_triton",
     "rope_triton",
     "linear.triton_linear",
+    "linear.triton_fp8_quant",
+    "linear.triton_fp8",
     "attention.triton_decode",
     "attention.triton_prefill",
     "attention.fa3",
