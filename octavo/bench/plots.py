@@ -105,7 +105,8 @@ def plot_sweep(rows: Sequence[Mapping[str, Any]], x: str, ys: Sequence[str], pat
         axes.set_xlabel(x)
         axes.set_ylabel(y)
         axes.grid(alpha=0.3)
-        axes.legend()
+        if axes.lines:
+            axes.legend()
     figure.savefig(path, dpi=_DPI)
 
 
