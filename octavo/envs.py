@@ -15,6 +15,7 @@ def _flag(text: str) -> bool:
 # name: (default, parser, one sentence)
 VARIABLES: dict[str, tuple[Any, Callable[[str], Any], str]] = {
     "OCTAVO_LOG_LEVEL": ("INFO", str.upper, "Level of Octavo's own log lines."),
+    "OCTAVO_LOG_FORMAT": ("text", str.lower, "Form of log lines: text, or json for one object a line."),
     "OCTAVO_CACHE_DIR": (
         os.path.join("~", ".cache", "octavo"),
         str,

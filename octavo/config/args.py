@@ -220,6 +220,9 @@ class EngineArgs:
     )
 
     disable_log_stats: bool = option(False, "No statistics in log and metrics.", group=_OBSERVABILITY)
+    log_stats_interval: float = option(
+        10.0, "Seconds between log lines with statistics.", group=_OBSERVABILITY, above=0
+    )
     enable_log_requests: bool = option(False, "Log each request's id and parameters.", group=_OBSERVABILITY)
     max_log_len: int | None = option(
         None, "Most characters of a prompt that is logged. Default: all.", group=_OBSERVABILITY, low=0

@@ -140,6 +140,7 @@ def resolve(
         compilation=_compilation(args, platform, scheduler.max_num_seqs),
         observability=ObservabilityConfig(
             disable_log_stats=args.disable_log_stats,
+            log_stats_interval=args.log_stats_interval,
             enable_log_requests=args.enable_log_requests,
             max_log_len=args.max_log_len,
         ),

@@ -40,6 +40,9 @@ class ServerArgs:
     allow_credentials: bool = option(False, "Let those origins send cookies and keys.", group=_ACCESS)
     enable_request_id_headers: bool = option(False, "Answer with the request's id in X-Request-Id.", group=_ACCESS)
     enable_server_load_tracking: bool = option(False, "Serve the number of open requests at /load.", group=_ACCESS)
+    enable_admin_routes: bool = option(
+        False, "Serve /pause, /resume, /is_paused, /reset_prefix_cache and /server_info.", group=_ACCESS
+    )
     disable_fastapi_docs: bool = option(False, "Do not serve /docs and /openapi.json.", group=_ACCESS)
 
     chat_template_content_format: str = option(

@@ -158,7 +158,7 @@ _REFUSED: tuple[tuple[str, str], ...] = (
         "profiler_config enable_layerwise_nvtx_tracing",
     ),
     (
-        "set the environment variable OCTAVO_LOG_LEVEL instead",
+        "set the environment variables OCTAVO_LOG_LEVEL and OCTAVO_LOG_FORMAT instead",
         "logging_config log_level log_config_file",
     ),
     (

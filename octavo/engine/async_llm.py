@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
+
+import msgspec
 
 from octavo.config.args import EngineArgs
 from octavo.config.engine import EngineConfig, ModelConfig
@@ -26,6 +28,7 @@ from octavo.types.stats import SchedulerStats
 
 logger = get_logger(__name__)
 
+PauseMode = Literal["abort", "wait", "keep"]
 # A text longer than this is tokenised on a thread, so that the streams of others go on meanwhile.
 LONG_TEXT = 16_384
 
@@ -61,6 +64,9 @@ class AsyncLLM:
         self._is_shut_down = False
         self._drained = asyncio.Event()
         self._drained.set()
+        self._resumed = asyncio.Event()
+        self._resumed.set()
+        self._is_core_paused = False
         self._log_task: asyncio.Task[None] | None = None
 
     @classmethod
@@ -133,6 +139,7 @@ class AsyncLLM:
             lora_request=lora_request, trace_headers=trace_headers, data_parallel_rank=data_parallel_rank or None
         )
         self._listen()
+        await self._resumed.wait()
         options = {"priority": priority, "tokenization_kwargs": tokenization_kwargs}
         if _text_length(prompt) > LONG_TEXT:
             read, engine_requests = await asyncio.to_thread(
@@ -213,6 +220,40 @@ class AsyncLLM:
         for stat_logger in self.stat_loggers:
             stat_logger.log()
 
+    # Pausing
+
+    async def pause_generation(self, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
+        """Start nothing new, and return when nothing runs. Requests that come meanwhile wait for `resume_generation`.
+
+        mode: what becomes of open requests: `abort` ends them, `wait` lets them finish, `keep` freezes them where they
+        are. `clear_cache` forgets cached prefixes (frozen requests keep theirs), for when the weights are about to
+        change.
+        """
+        if mode not in get_args(PauseMode):
+            raise ClientError(f"mode={mode!r} is not known; use one of {', '.join(get_args(PauseMode))}.", param="mode")
+        self._resumed.clear()
+        if mode == "keep":
+            self._is_core_paused = True
+            await self._call("set_paused", True)
+            return
+        if mode == "abort":
+            self._after(self._outputs.abort_all())
+        await self._drained.wait()
+        if clear_cache:
+            # An aborted request gives its blocks back after the steps that are in flight.
+            while not self._resumed.is_set() and not await self._call("reset_prefix_cache"):
+                await asyncio.sleep(0.01)
+
+    async def resume_generation(self) -> None:
+        """Undo `pause_generation`."""
+        if self._is_core_paused:
+            self._is_core_paused = False
+            await self._call("set_paused", False)
+        self._resumed.set()
+
+    async def is_paused(self) -> bool:
+        return not self._resumed.is_set()
+
     # Utilities
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
@@ -285,9 +326,15 @@ class AsyncLLM:
             await self.do_log_stats()
 
     def _log_request(self, request_id: str, text: str | None, num_tokens: int, params: SamplingParams) -> None:
-        logger.info("request %s: %d prompt tokens, %s", request_id, num_tokens, params)
+        # What a client wrote stands in the parameters too: stop strings, words, arguments.
+        cut = self.config.observability.max_log_len
+        public = msgspec.structs.replace(params, stop=None, bad_words=None, extra_args=None, structured_outputs=None)
+        logger.info("request %s: %d prompt tokens, %s", request_id, num_tokens, public)
+        for name in ("stop", "bad_words", "extra_args", "structured_outputs"):
+            if (value := getattr(params, name)) is not None:
+                logger.debug("request %s: %s %s", request_id, name, repr(value)[:cut])
         if text is not None:
-            logger.debug("request %s: prompt %r", request_id, text[: self.config.observability.max_log_len])
+            logger.debug("request %s: prompt %r", request_id, text[:cut])
 
 
 # vLLM's older name.

@@ -36,7 +36,7 @@ class EngineCore:
     """Owns the scheduler and the executor. Not thread-safe: one thread calls everything."""
 
     # What a `UtilityCall` may name.
-    UTILITIES = frozenset({"reset_prefix_cache", "collective_rpc"})
+    UTILITIES = frozenset({"reset_prefix_cache", "collective_rpc", "set_paused"})
 
     def __init__(self, config: EngineConfig, executor: Executor):
         self._executor = executor
@@ -48,6 +48,7 @@ class EngineCore:
         self._wants_stats = not config.observability.disable_log_stats
         self._checks_every_step = envs.OCTAVO_CHECK_INVARIANTS
         self._has_custom_processors = bool(config.model.logits_processors)
+        self._is_paused = False
         self._num_faults = 0  # in a row
         self._idle_checked = True
         kv = start_up.kv_cache_config
@@ -65,7 +66,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do or to say."""
-        return bool(self._in_flight or self._pending) or self._scheduler.has_unfinished()
+        return bool(self._in_flight or self._pending) or (not self._is_paused and self._scheduler.has_unfinished())
 
     def add_requests(self, requests: Sequence[EngineRequest]) -> None:
         """Queue requests. One that the scheduler refuses is answered with an error; the others are queued."""
@@ -85,14 +86,14 @@ class EngineCore:
         """Fill the pipeline, wait for its oldest step, return what that step produced; None when nothing happened."""
         self._idle_checked = False
         started = time.monotonic()
-        while len(self._in_flight) < self._max_in_flight and (step := self._scheduler.schedule()) is not None:
+        while self._has_room() and (step := self._scheduler.schedule()) is not None:
             self._in_flight.append((step, self._launch(step)))
         if self._in_flight:
             step, handle = self._in_flight.popleft()
             self._pending += self._scheduler.update(step, self._wait(step, handle))
             if self._checks_every_step:
                 self._scheduler.check_invariants()
-        elif not self._pending and self._scheduler.has_unfinished():
+        elif not self._pending and not self._is_paused and self._scheduler.has_unfinished():
             raise ServerError("the scheduler holds unfinished requests but schedules none of them.")
         elif not self._pending:
             return None
@@ -109,6 +110,8 @@ class EngineCore:
         if self._idle_checked:
             return
         self._idle_checked = True
+        if self._scheduler.has_unfinished():
+            return  # paused: they keep their blocks
         try:
             self._scheduler.check_idle()
         except Exception:
@@ -120,6 +123,10 @@ class EngineCore:
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix; False when blocks are in use and the cache was left as it is."""
         return self._scheduler.reset_prefix_cache()
+
+    def set_paused(self, is_paused: bool) -> None:
+        """Schedule nothing from now on, or go on. Requests stay where they are; steps in flight end."""
+        self._is_paused = is_paused
 
     def collective_rpc(
         self,
@@ -141,6 +148,9 @@ class EngineCore:
         """Let go of the workers. Open requests are dropped without an output."""
         self._in_flight.clear()
         self._executor.shutdown()
+
+    def _has_room(self) -> bool:
+        return not self._is_paused and len(self._in_flight) < self._max_in_flight
 
     def _launch(self, step: SchedulerOutput) -> StepHandle:
         try:

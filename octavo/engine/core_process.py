@@ -10,7 +10,6 @@ standard input (the front is gone, however it went), or by SIGKILL.
 
 import faulthandler
 import importlib
-import logging
 import os
 import shutil
 import signal
@@ -42,7 +41,7 @@ from octavo.engine.protocol import (
     take_arrived,
 )
 from octavo.errors import OctavoError
-from octavo.logger import get_logger
+from octavo.logger import get_logger, set_role
 
 logger = get_logger("octavo.engine.core_process")  # __name__ is __main__ here
 
@@ -149,13 +148,6 @@ def _end_with_the_front(folder: str) -> None:
     threading.Thread(target=watch, name="octavo-front-watch", daemon=True).start()
 
 
-def _prefix_log_lines() -> None:
-    for handler in logging.getLogger("octavo").handlers:
-        form = handler.formatter
-        if form is not None:
-            handler.setFormatter(logging.Formatter(f"(core {os.getpid()}) {form._fmt}", form.datefmt))
-
-
 def main() -> int:
     """Entry point of the process."""
     folder, *modules = sys.argv[1:]
@@ -163,7 +155,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()
     _end_with_the_front(folder)
-    _prefix_log_lines()
+    set_role("core")
     return CoreProcess(folder).run(modules)
 
 

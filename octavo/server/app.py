@@ -6,7 +6,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo import envs
 from octavo.config.server_args import ServerArgs
+from octavo.logger import hide_secrets
 from octavo.metrics import HttpCollector, StatCollector, make_registry
+from octavo.server.admin import control
 from octavo.server.admin.routes import routes as admin_routes
 from octavo.server.context import ServerContext
 from octavo.server.docs import docs_routes
@@ -25,6 +27,7 @@ class Application:
         args = context.args
         app: ASGIApp = Errors(Admission(Router(routes, redirect_slashes=False), context.activity))
         if keys := api_keys(args):
+            hide_secrets(keys)
             app = ApiKey(app, keys)
         if args.allowed_origins:
             app = CORSMiddleware(
@@ -60,6 +63,8 @@ def build_app(engine: EngineClient, args: ServerArgs, stats: StatCollector | Non
     registry = make_registry(http, *([stats] if stats is not None else []))
     context = ServerContext(engine, args, PromptMaker(engine, args), registry)
     routes: list[BaseRoute] = [*OPENAI_ROUTES, *admin_routes(args.enable_server_load_tracking)]
+    if args.enable_admin_routes:
+        routes += control.routes()
     if not args.disable_fastapi_docs:
         routes += docs_routes()
     return Application(context, routes, http)

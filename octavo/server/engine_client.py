@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from octavo.config.engine import EngineConfig
+from octavo.engine.async_llm import PauseMode
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.types.outputs import RequestOutput
 from octavo.types.prompts import PromptType
@@ -30,6 +31,18 @@ class EngineClient(Protocol):
         self, prompt: PromptType, sampling_params: SamplingParams, request_id: str, *, priority: int = 0
     ) -> AsyncIterator[RequestOutput]:
         """An asynchronous generator; closing it aborts the request. A wrong request raises ClientError at once."""
+        ...
+
+    async def pause_generation(self, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
+        """Start nothing new; ClientError when `mode` is not known."""
+        ...
+
+    async def resume_generation(self) -> None: ...
+
+    async def is_paused(self) -> bool: ...
+
+    async def reset_prefix_cache(self) -> bool:
+        """False when requests are running, and nothing was forgotten."""
         ...
 
     async def check_health(self) -> None:

@@ -99,6 +99,8 @@ class FakeEngine:
         self.salts: list[str | None] = []
         self.priorities: list[int] = []
         self.dead = False
+        self.pauses: list[tuple[str, bool]] = []  # (mode, clear_cache) of each pause
+        self.paused = False
 
     @property
     def errored(self) -> bool:
@@ -113,6 +115,21 @@ class FakeEngine:
     async def check_health(self) -> None:
         if self.dead:
             raise EngineDeadError("the engine core is gone.")
+
+    async def pause_generation(self, mode: str = "abort", clear_cache: bool = True) -> None:
+        if mode not in ("abort", "wait", "keep"):
+            raise ClientError(f"mode={mode!r} is not known.", param="mode")
+        self.pauses.append((mode, clear_cache))
+        self.paused = True
+
+    async def resume_generation(self) -> None:
+        self.paused = False
+
+    async def is_paused(self) -> bool:
+        return self.paused
+
+    async def reset_prefix_cache(self) -> bool:
+        return not self.running
 
     async def generate(
         self, prompt: PromptType, sampling_params: SamplingParams, request_id: str, *, priority: int = 0

@@ -16,7 +16,9 @@ KEY = {"authorization": "Bearer secret"}
 @pytest.mark.parametrize("root_path", ["", "/prefix"])
 async def test_every_route_but_the_public_ones_needs_the_key(root_path):
     """FC-170: the route table is walked, so a new route cannot be forgotten."""
-    app = make_app(api_key=["other", "secret"], enable_server_load_tracking=True, root_path=root_path)
+    app = make_app(
+        api_key=["other", "secret"], enable_server_load_tracking=True, enable_admin_routes=True, root_path=root_path
+    )
     paths = {route.path.replace("{name:path}", "tiny") for route in app.routes}
     assert len(paths) > 10
     wrong = ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}, {"authorization": "Basic secret"})

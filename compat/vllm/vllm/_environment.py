@@ -15,6 +15,7 @@ RENAMED = {
 OPTIONS = {
     "VLLM_ATTENTION_BACKEND": "the default of attention_backend",
     "VLLM_CPU_KVCACHE_SPACE": "GiB of KV cache on a CPU, the default of kv_cache_memory_bytes",
+    "VLLM_LOG_STATS_INTERVAL": "the default of log_stats_interval",
     "VLLM_SERVER_DEV_MODE": "1 serves the operator's routes, as enable_admin_routes does",
 }
 # Set or not, this is how it is. Value -> asks for something else; "" when nothing does.
@@ -44,7 +45,6 @@ INSTEAD = {
     "VLLM_CPU_OMP_THREADS_BIND": "set OMP_NUM_THREADS, and bind with taskset or numactl",
     "VLLM_HOST": "use --host",
     "VLLM_LOGGING_CONFIG_PATH": "use OCTAVO_LOG_FORMAT and OCTAVO_LOG_LEVEL",
-    "VLLM_LOG_STATS_INTERVAL": "statistics are logged every ten seconds",
     "VLLM_PLUGINS": "plugins that are installed are loaded",
     "VLLM_USE_MODELSCOPE": "models come from the Hugging Face hub or from a folder",
 }

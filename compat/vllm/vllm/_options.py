@@ -67,11 +67,14 @@ def _from_environment(options: dict[str, Any]) -> dict[str, Any]:
     backend = os.environ.get("VLLM_ATTENTION_BACKEND")
     if backend and options.get("attention_backend") is None:
         options["attention_backend"] = _attention_backend(backend)
+    interval = os.environ.get("VLLM_LOG_STATS_INTERVAL")
+    if interval and options.get("log_stats_interval") is None:
+        options["log_stats_interval"] = _as_number("VLLM_LOG_STATS_INTERVAL", interval)
     space = os.environ.get("VLLM_CPU_KVCACHE_SPACE")
     sizes = ("kv_cache_memory_bytes", "num_gpu_blocks_override", "gpu_memory_utilization")
     is_open = bool(space) and space != "0" and not any(options.get(name) for name in sizes)
     if is_open and get_platform(options.get("device") or "auto").name == "cpu":
-        options["kv_cache_memory_bytes"] = _gib(str(space))
+        options["kv_cache_memory_bytes"] = int(_as_number("VLLM_CPU_KVCACHE_SPACE", str(space)) * GIB)
     return options
 
 
@@ -79,11 +82,11 @@ def _is_without_effect(name: str, value: Any) -> bool:
     return value is not None and name in _WITHOUT_EFFECT and _WITHOUT_EFFECT[name][0](value)
 
 
-def _gib(text: str) -> int:
+def _as_number(name: str, text: str) -> float:
     try:
-        return int(float(text) * GIB)
+        return float(text)
     except ValueError:
-        raise ConfigError(f"VLLM_CPU_KVCACHE_SPACE={text!r} is not a number of GiB.") from None
+        raise ConfigError(f"{name}={text!r} is not a number.") from None
 
 
 def _attention_backend(name: str) -> str:
@@ -108,9 +111,7 @@ def translate_words(words: Sequence[str]) -> list[str]:
         given: Any = _number(value) if has_value else True
         if not _WITHOUT_EFFECT[name][0](given):
             kept += [flag, value] if has_value else [flag]
-    backend = os.environ.get("VLLM_ATTENTION_BACKEND")
-    extra = translate({}) if backend or os.environ.get("VLLM_CPU_KVCACHE_SPACE") else {}
-    for name, value in extra.items():
+    for name, value in translate({}).items():  # what the environment says
         flag = "--" + name.replace("_", "-")
         if not any(word.partition("=")[0].replace("_", "-") == flag for word in kept):
             kept += [flag, str(value)]

@@ -1,0 +1,54 @@
+"""Routes that steer the engine: mounted on request, and what they say."""
+
+import asyncio
+
+import pytest
+
+from tests.server.fake_engine import FakeEngine
+from tests.server.http import chat_body, client_of, error_of
+
+ROUTES = [("GET", "/server_info"), ("POST", "/reset_prefix_cache"), ("POST", "/pause"), ("POST", "/resume")]
+
+
+@pytest.mark.parametrize(("method", "path"), [*ROUTES, ("GET", "/is_paused")])
+async def test_they_are_not_there_unless_asked_for(method, path):
+    async with client_of() as client:
+        error_of(await client.request(method, path), 404)
+
+
+async def test_pause_and_resume():
+    engine = FakeEngine()
+    async with client_of(engine, enable_admin_routes=True) as client:
+        assert (await client.get("/is_paused")).json() == {"is_paused": False}
+        assert (await client.post("/pause")).json() == {"status": "paused"}
+        assert (await client.post("/pause?mode=keep&clear_cache=false")).status_code == 200
+        assert engine.pauses == [("abort", True), ("keep", False)]
+        assert (await client.get("/is_paused")).json() == {"is_paused": True}
+        assert (await client.post("/resume")).json() == {"status": "resumed"}
+        assert (await client.get("/is_paused")).json() == {"is_paused": False}
+        for query, param in (("mode=soon", "mode"), ("clear_cache=maybe", "clear_cache")):
+            assert error_of(await client.post(f"/pause?{query}"), 400)["param"] == param
+
+
+async def test_the_cache_of_running_requests_is_not_reset():
+    engine = FakeEngine(hold_after=1)
+    async with client_of(engine, enable_admin_routes=True) as client:
+        running = asyncio.create_task(client.post("/v1/chat/completions", json=chat_body()))
+        await engine.reached.wait()
+        assert "requests are running" in error_of(await client.post("/reset_prefix_cache"), 409)["message"]
+        engine.release.set()
+        await running
+        assert (await client.post("/reset_prefix_cache")).json() == {"reset": True}
+
+
+async def test_server_info_tells_no_secret(monkeypatch):
+    monkeypatch.setenv("OCTAVO_API_KEY", "from-the-environment")
+    monkeypatch.setenv("OCTAVO_LOG_LEVEL", "WARNING")
+    headers = {"authorization": "Bearer from-the-options"}
+    async with client_of(enable_admin_routes=True, api_key="from-the-options", headers=headers) as client:
+        response = await client.get("/server_info")
+    info = response.json()
+    assert info["config"]["model"]["served_model_names"] == ["tiny", "alias"]
+    assert (info["server"]["api_key"], info["environment"]["OCTAVO_API_KEY"]) == ("***", "***")
+    assert info["environment"]["OCTAVO_LOG_LEVEL"] == "WARNING"
+    assert "from-the" not in response.text
