@@ -110,7 +110,8 @@ class DeviceConfig:
 
 @dataclass(frozen=True)
 class CompilationConfig:
-    """Graphs and compilers. `capture_sizes` are the decode batch sizes to capture, in order of likely use."""
+    """Graphs and compilers. `capture_sizes` are the decode batch sizes to capture, in order of likely use; a CPU records
+    its decode steps as they come, unless `enforce_eager`."""
 
     enforce_eager: bool = False
     mode: int = 0  # 0: no torch.compile

@@ -526,7 +526,7 @@ def _compilation(args: EngineArgs, platform: Platform, max_num_seqs: int) -> Com
         )
     uses_graphs = platform.supports_graphs and not eager
     return CompilationConfig(
-        enforce_eager=not uses_graphs,
+        enforce_eager=eager,
         capture_sizes=_capture_sizes(details, max_num_seqs) if uses_graphs else [],
         attention_backend=args.attention_backend,
         op_providers={str(key): str(value) for key, value in args.op_providers.items()},

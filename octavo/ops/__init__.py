@@ -5,7 +5,7 @@ import importlib.util
 import os
 
 # The last registered is tried first.
-_CPU_MODULES = ("attention.sdpa", "cpu.linear")
+_CPU_MODULES = ("attention.sdpa", "cpu.linear", "cpu.attention", "cpu.step")
 _TRITON_MODULES = (
     "norm_triton",
     "activation_triton",

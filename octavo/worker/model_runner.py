@@ -8,6 +8,7 @@ does. What does not belong here: scheduling decisions, weight formats, platform 
 """
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,6 +21,9 @@ from octavo.worker.input_batch import InputBatch
 from octavo.worker.prompt_logprobs import PromptLogprobs
 from octavo.worker.rows import Rows
 from octavo.worker.sampler import Sampler, SamplerOutput
+
+if TYPE_CHECKING:
+    from octavo.worker.cpu_programs import CpuPrograms
 
 
 class StepHandle:
@@ -50,7 +54,7 @@ class ModelRunner:
         rows: Rows,
         batch: InputBatch,
         sampler: Sampler,
-        graphs: DecodeGraphs | None,
+        graphs: "DecodeGraphs | CpuPrograms | None",
     ):
         self.model = model
         self.rows = rows
@@ -99,13 +103,17 @@ class ModelRunner:
         # The graph has sampled without the rows' extras: do it again with them and overwrite.
         return self._sample(logits[:num], rows, self.batch.decode_rows[:num], self.batch.seq_lens[:num])
 
-    def decode_step(self, num: int) -> DecodeOutput:
+    def decode_step(self, num: int, all_greedy: bool = False) -> DecodeOutput:
         """One token for each of the first `num` of `batch.decode_rows`: what a graph captures."""
-        state, batch = self.rows, self.batch
-        context = batch.gather_decode(num, state.max_len)
+        context = self.batch.gather_decode(num, self.rows.max_len)
         logits = self.model.logits(self._forward(context))
-        token_ids, is_bad = self.sampler.sample_plain(logits, batch.decode_rows[:num], context.seq_lens)
-        store_sampled(token_ids, batch.decode_rows[:num], context.seq_lens, state.token_ids)
+        return self.sample_decoded(logits, num, all_greedy)
+
+    def sample_decoded(self, logits: torch.Tensor, num: int, all_greedy: bool = False) -> DecodeOutput:
+        """The end of a decode step: choose a token for each row of logits and store it."""
+        rows, seq_lens = self.batch.decode_rows[:num], self.batch.seq_lens[:num]
+        token_ids, is_bad = self.sampler.sample_plain(logits, rows, seq_lens, all_greedy)
+        store_sampled(token_ids, rows, seq_lens, self.rows.token_ids)
         return DecodeOutput(logits, token_ids, is_bad)
 
     def _mixed(self, step: SchedulerOutput):

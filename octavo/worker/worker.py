@@ -22,6 +22,7 @@ from octavo.platforms import get_platform
 from octavo.types.kv_spec import KVCacheConfig, KVGroup, KVSpec
 from octavo.types.sampling_params import SamplingParams
 from octavo.types.step import SchedulerOutput
+from octavo.worker.cpu_programs import CpuPrograms
 from octavo.worker.custom_logits import make_custom_processors, validate_params
 from octavo.worker.graphs import DecodeGraphs
 from octavo.worker.input_batch import InputBatch
@@ -198,6 +199,8 @@ class Worker:
             sizes = [size for size in compilation.capture_sizes if size <= scheduler.max_num_seqs]
             self.runner.graphs = DecodeGraphs(self.runner.decode_step, sizes)
             self.runner.graphs.capture()
+        elif self.device.type == "cpu" and not compilation.enforce_eager:
+            self.runner.graphs = CpuPrograms.try_make(self.runner, scheduler.max_num_seqs)
         logger.info("warm-up took %.2f s", time.perf_counter() - started)
 
     def execute(self, step: SchedulerOutput) -> StepHandle:

@@ -118,7 +118,7 @@ def test_defaults_on_a_cpu():
     assert (made.cache.block_size, made.cache.kv_cache_dtype, made.cache.enable_prefix_caching) == (32, "float32", True)
     assert (made.scheduler.max_num_batched_tokens, made.scheduler.max_num_seqs) == (2048, 128)
     assert (made.scheduler.async_scheduling, made.compilation.capture_sizes) == (False, [])
-    assert made.compilation.enforce_eager
+    assert not made.compilation.enforce_eager
     assert made.cache.kv_cache_memory_bytes == 4 * GIB
     assert made.model.served_model_names == ["m"]
     assert made.tokenizer.path == "/m"

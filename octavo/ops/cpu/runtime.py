@@ -7,7 +7,7 @@ memory it uses, so that the whole sequence can be repeated later by a single cal
 import ctypes
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,6 +35,8 @@ def load_library() -> ctypes.CDLL | None:
     library.octavo_pool_create.argtypes = [ctypes.c_int, ctypes.c_void_p]
     library.octavo_pool_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
     library.octavo_pool_run.restype = None
+    library.octavo_pool_destroy.argtypes = [ctypes.c_void_p]
+    library.octavo_pool_destroy.restype = None
     library.octavo_instruction_set.restype = ctypes.c_char_p
     library.octavo_gguf_describe.restype = ctypes.c_int64
     library.octavo_gguf_describe.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
@@ -65,6 +67,10 @@ class Runtime:
         self._pool = library.octavo_pool_create(num_threads, _cpus_to_pin(num_threads))
         self._run = library.octavo_pool_run
         self._workspace = torch.empty(0, dtype=torch.uint8)
+
+    def close(self) -> None:
+        """End the threads. Programs made on this runtime must not run afterwards."""
+        self.library.octavo_pool_destroy(self._pool)
 
     def run(self, steps: Any, count: int) -> None:
         """Run `count` entries of a step array."""
@@ -159,6 +165,12 @@ class BufferPool:
             base = torch.empty(-(-num_bytes // 64) * 64, dtype=torch.uint8)
             self._storages.append(base)
         return base[:num_bytes].view(dtype).view(shape)
+
+    def reopener(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """A function that gives the tensor again later. Holding it instead would keep its buffer from other programs."""
+        base = next(s for s in self._storages if s.data_ptr() == tensor.data_ptr())
+        shape, dtype, num_bytes = tensor.shape, tensor.dtype, tensor.numel() * tensor.element_size()
+        return lambda: base[:num_bytes].view(dtype).view(shape)
 
 
 def _num_users(tensor: torch.Tensor) -> int:

@@ -4,6 +4,7 @@ import ctypes
 from ctypes import c_float, c_int32, c_int64, c_void_p
 
 STEP_BYTES = 16  # pool.h: Step
+BEST_BYTES = 64  # step.cpp: Best
 MAX_SHARDS = 4
 MAX_GROUPS = 8
 ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4}

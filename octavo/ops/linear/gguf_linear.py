@@ -9,7 +9,7 @@ import torch
 
 from octavo.ops.embedding import embedding
 from octavo.ops.linear import linear
-from octavo.ops.linear.packed import PackedMatrix, unpack
+from octavo.ops.linear.packed import PackedMatrix, QuantKind, random_matrix, unpack
 from octavo.ops.norm import rms_norm
 from octavo.ops.registry import op
 
@@ -49,3 +49,48 @@ def gguf_linear(
 def gguf_embedding(input_ids: torch.Tensor, table: PackedMatrix, scale: float = 1.0) -> torch.Tensor:
     """Rows of a packed table [vocab, hidden] for input_ids [tokens], times scale; float32 [tokens, hidden]."""
     return embedding.reference(input_ids, unpack(table), scale)
+
+
+# Rows of a tile on different instruction sets; a provider takes its own.
+_LANES = (8, 16)
+_FORMATS = (
+    (QuantKind.U4, 32, True),
+    (QuantKind.U4, 32, False),
+    (QuantKind.U4, 16, True),
+    (QuantKind.U4, 16, False),
+    (QuantKind.U5, 32, True),
+    (QuantKind.U5, 32, False),
+    (QuantKind.S8, 32, False),
+    (QuantKind.S8, 16, False),
+)
+
+
+def _linear_inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
+    for lanes in _LANES:
+        for index, one in enumerate(_FORMATS):
+            other = _FORMATS[(index + 3) % len(_FORMATS)]
+            for tokens in (1, 2, 7, 100):
+                cols, rows = 96, 33  # rows end inside a tile
+                x = torch.randn(tokens, cols, generator=rng).to(dtype)
+                gamma = 1 + 0.1 * torch.randn(cols, generator=rng)
+                first, second = (random_matrix(rng, rows, cols, *form, lanes) for form in (one, other))
+                bias = torch.randn(2 * rows, generator=rng)
+                residual = torch.randn(tokens, rows, generator=rng)
+                yield x, (first, second), bias, gamma, 1e-5
+                yield x, (first, second), bias, gamma, 1e-5, "silu"
+                yield x, (first,), None, None, 0.0, None, residual, 0.5
+
+
+def _embedding_inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
+    ids = torch.tensor([0, 36, 7, 7])
+    for lanes in _LANES:
+        for form in _FORMATS:
+            yield ids, random_matrix(rng, 37, 64, *form, lanes), 1.0
+            yield ids[:1], random_matrix(rng, 37, 64, *form, lanes), 3.0
+
+
+gguf_linear.inputs = _linear_inputs
+# A sum taken in another order may move an activation over the edge between two integers: one step of 1/127 of a block's
+# largest, times one weight.
+gguf_linear.tolerance[torch.float32] = (1e-4, 5e-3)
+gguf_embedding.inputs = _embedding_inputs

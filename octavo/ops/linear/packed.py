@@ -69,3 +69,19 @@ def split_rows(matrix: PackedMatrix, sizes: tuple[int, ...]) -> tuple[PackedMatr
         parts.append(replace(m, data=data, rows=size))
         start += size
     return tuple(parts)
+
+
+def random_matrix(
+    rng: torch.Generator, rows: int, cols: int, kind: QuantKind, group: int, has_min: bool, lanes: int
+) -> PackedMatrix:
+    """A matrix of random quants, with numbers of about the size that keeps activations near one: for tests."""
+    zero = {QuantKind.U4: 8, QuantKind.U5: 16, QuantKind.S8: 0}[kind]
+    words = group // 8 if kind == QuantKind.U4 else group // 4
+    shape = (-(-rows // lanes), cols // group)
+    largest = {QuantKind.U4: 8, QuantKind.U5: 16, QuantKind.S8: 128}[kind]
+    halves = torch.rand(*shape, lanes * (1 + has_min), generator=rng) / (largest * cols**0.5)
+    top = 32 if kind == QuantKind.U5 else 256
+    quants = torch.randint(0, top, (*shape, words * lanes * 4), generator=rng, dtype=torch.uint8)
+    data = torch.cat((halves.half().view(torch.uint8), quants), dim=-1).flatten()
+    offset = 128 if kind == QuantKind.S8 and lanes == 16 else 0
+    return PackedMatrix(data, rows, cols, kind, group, 0 if has_min else zero + offset, has_min, 2.0, lanes)
