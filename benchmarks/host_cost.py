@@ -3,8 +3,8 @@
     python benchmarks/host_cost.py [--batches 1 32 256] [--steps 200]
 
 The model's forward pass, its head and the choice of a token from the logits are replaced by tensors that are already there;
-everything else is the real engine in one thread, in lock step. Times are thread CPU time, so that a busy machine does not count; medians over the steps. On a GPU most of
-the worker's share is one graph replay instead, and steps overlap.
+everything else is the real engine in one thread, in lock step. Times are thread CPU time, so that a busy machine counts less;
+medians over the steps. On a GPU most of the worker's share is one graph replay instead, and steps overlap.
 """
 
 import argparse
