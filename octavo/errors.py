@@ -62,3 +62,7 @@ class RequestFailedError(ServerError):
 
 class EngineDeadError(ServerError):
     """The engine core is gone and could not be brought back."""
+
+
+class EngineRestartingError(EngineDeadError):
+    """The engine core is gone and is being brought back; open requests go on once it is."""

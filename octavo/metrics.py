@@ -94,6 +94,7 @@ _COUNTERS = {
     "prompt_tokens_cached": ("prompt_tokens_cached", "Of the prompt tokens, those found in a cache."),
     "generation_tokens": ("generation_tokens", "Tokens generated."),
 }
+RESTARTS = ("octavo:engine_restarts", "Restarts of the engine core after it died or hung.")
 
 
 class StatCollector(Collector):
@@ -110,6 +111,7 @@ class StatCollector(Collector):
         self.prompt_tokens = 0
         self.prompt_tokens_cached = 0
         self.generation_tokens = 0
+        self.engine_restarts = 0
         self.finished = {str(reason): 0 for reason in FinishReason}
         self.cache_config: dict[str, str] = {}
         tokens = token_buckets(max_model_len)
@@ -176,6 +178,7 @@ class StatCollector(Collector):
         self.prompt_tokens += stats.num_prompt_tokens
         self.prompt_tokens_cached += stats.num_cached_tokens
         self.generation_tokens += stats.num_generation_tokens
+        self.engine_restarts += stats.num_engine_restarts
         self.time_to_first_token.observe_all(stats.time_to_first_token)
         self.inter_token_latency.observe_all(stats.inter_token_latency)
         for request in stats.finished:
@@ -210,6 +213,9 @@ class StatCollector(Collector):
             counter = CounterMetricFamily(PREFIX + name, sentence, labels=names)
             counter.add_metric(values, getattr(self, attribute))
             yield counter
+        restarts = CounterMetricFamily(*RESTARTS, labels=names)
+        restarts.add_metric(values, self.engine_restarts)
+        yield restarts
         sources = CounterMetricFamily(
             PREFIX + "prompt_tokens_by_source", "Prompt tokens by where their KV came from.", labels=[*names, "source"]
         )

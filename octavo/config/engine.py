@@ -81,6 +81,7 @@ class SchedulerConfig:
     max_num_batched_tokens: int
     max_model_len: int
     policy: str = "fcfs"  # or "priority"
+    priority_aging_seconds: float = 0.0  # waiting this long is worth one level of priority; 0: nothing
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0  # cap of one request's chunk while others wait; 0: none
     async_scheduling: bool = False  # two steps in flight
@@ -132,6 +133,14 @@ class ObservabilityConfig:
 
 
 @dataclass(frozen=True)
+class SupervisionConfig:
+    """What the front does about a core that died or hangs; without meaning for a core in the front's own process."""
+
+    max_restarts: int = 5  # in a row, without a token in between
+    stall_seconds: float = 120.0  # silence after which a core counts as hung and is killed
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """The whole. Pass a component the part it needs, not this."""
 
@@ -144,6 +153,7 @@ class EngineConfig:
     device: DeviceConfig
     compilation: CompilationConfig
     observability: ObservabilityConfig
+    supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
 
     # vLLM's names, for logits processors and other plugins written for it.
 

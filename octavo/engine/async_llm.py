@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -16,13 +17,15 @@ from octavo.engine.input_processor import InputProcessor
 from octavo.engine.open_request import OpenRequest
 from octavo.engine.output_processor import OutputProcessor, Processed
 from octavo.engine.protocol import StartReport
-from octavo.engine.stats import StatLogger
-from octavo.errors import ClientError, EngineDeadError
+from octavo.engine.stats import IterationStats, StatLogger
+from octavo.engine.supervisor import Supervisor
+from octavo.errors import ClientError, EngineDeadError, RequestFailedError
 from octavo.logger import get_logger
 from octavo.tokenizer import get_tokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.types.outputs import EngineOutputs, RequestOutput
 from octavo.types.prompts import PromptType
+from octavo.types.request import EngineRequest
 from octavo.types.sampling_params import SamplingParams
 from octavo.types.stats import SchedulerStats
 
@@ -49,15 +52,17 @@ class AsyncLLM:
         """Start the engine and return when it serves. `client` is a core process that has no configuration yet."""
         self.config = config
         self.stat_loggers = list(stat_loggers)
-        self._client = client or ProcessClient(preload_modules(config.parallel.executor))
+        client = client or ProcessClient(preload_modules(config.parallel.executor))
+        started = time.monotonic()
         try:
-            self._client.configure(config)
+            client.configure(config)
             # The core loads its weights meanwhile.
             self._tokenizer = None if config.tokenizer.path is None else get_tokenizer(config.tokenizer)
-            self.report: StartReport = self._client.wait_ready()
+            self.report: StartReport = client.wait_ready()
         except BaseException:
-            self._client.shutdown()
+            client.shutdown()
             raise
+        self._core = Supervisor(client, config, self.report, self, start_seconds=time.monotonic() - started)
         self._inputs = InputProcessor(config.model, config.scheduler, self._tokenizer)
         self._outputs = OutputProcessor(self._tokenizer, config.scheduler.stream_interval)
         self._dead_error: EngineDeadError | None = None
@@ -98,7 +103,8 @@ class AsyncLLM:
         """Yield the answers to one prompt as they grow; `sampling_params.output_kind` says what each item holds.
 
         Raises ClientError before anything runs when the request is wrong, RequestFailedError when it failed inside the
-        engine, EngineDeadError when the engine is gone. Leaving the iterator early aborts the request.
+        engine, EngineDeadError when the engine is gone for good: while a lost core is restarted, its requests wait and
+        then go on. Leaving the iterator early aborts the request.
         """
         request = await self.add_request(
             request_id,
@@ -153,7 +159,7 @@ class AsyncLLM:
             read, engine_requests = self._inputs.process(request_id, prompt, params, **options)  # type: ignore[arg-type]
         if self.config.observability.enable_log_requests:
             self._log_request(request_id, read.text, len(read.token_ids), params)
-        self._client.add_requests(engine_requests)
+        self._core.add_requests(engine_requests)
         self._drained.clear()
         return self._outputs.add(request_id, prompt_text or read.text, engine_requests)
 
@@ -176,6 +182,11 @@ class AsyncLLM:
         return self._dead_error is not None
 
     @property
+    def core_pid(self) -> int | None:
+        """Process id of the core; None while there is none."""
+        return self._core.pid
+
+    @property
     def dead_error(self) -> BaseException:
         """Why the engine is dead."""
         return self._dead_error or EngineDeadError(
@@ -192,12 +203,12 @@ class AsyncLLM:
         return self._inputs.tokenizer
 
     async def check_health(self) -> None:
-        """Raise EngineDeadError when the core is gone or hangs."""
+        """Raise EngineDeadError when the engine is gone, EngineRestartingError while its core is being restarted."""
         if self._is_shut_down or self._dead_error is not None:
             raise self.dead_error
         self._listen()
         await asyncio.sleep(0)  # let what has arrived be read first
-        self._client.check_health()
+        self._core.check_health()
 
     async def get_tokenizer(self) -> Tokenizer:
         return self.tokenizer
@@ -286,37 +297,63 @@ class AsyncLLM:
             with contextlib.suppress(RuntimeError):  # its loop is closed
                 self._log_task.cancel()
         self._outputs.fail_all(EngineDeadError("the engine was shut down."))
-        self._client.shutdown(timeout)
+        self._core.shutdown(timeout)
 
     async def _call(self, method: str, *args: Any) -> Any:
         self._listen()
-        return await self._client.call(method, *args)
+        return await self._core.call(method, *args)
 
-    # What the core says
+    # What the supervisor says
 
     def on_outputs(self, outputs: EngineOutputs) -> None:
-        """Hand one step's outputs to the requests they belong to (called by the client)."""
+        """Hand one step's outputs to the requests they belong to."""
         self._after(self._outputs.process(outputs), outputs.stats)
 
+    def on_core_lost(self, error: EngineDeadError) -> None:
+        """Nothing runs for now; what is open waits."""
+        self._outputs.on_core_lost()
+        self._record(SchedulerStats(num_waiting=len(self._outputs.progress())), None)
+
+    def on_core_ready(self) -> None:
+        """What waited is with the new core."""
+        self._record(None, IterationStats(num_engine_restarts=1))
+        if self._is_core_paused:
+            self._repause = asyncio.get_running_loop().create_task(self._call("set_paused", True))
+
+    def progress(self) -> dict[str, int]:
+        """Tokens of every unfinished answer."""
+        return self._outputs.progress()
+
+    def resubmissions(self, request_ids: Iterable[str]) -> list[EngineRequest]:
+        """Unfinished answers as a new core must get them."""
+        return self._outputs.resubmissions(request_ids)
+
+    def fail_request(self, request_id: str, error: RequestFailedError) -> None:
+        """End one request with an error."""
+        self._after(self._outputs.fail(request_id, error))
+
     def on_death(self, error: EngineDeadError) -> None:
-        """Tell every open request that the core is gone (called by the client)."""
-        logger.error("%s", error)
+        """Tell every open request that the engine is gone for good."""
+        logger.error("the engine gives up: %s", error)
         self._dead_error = error
         self._after(self._outputs.fail_all(error))
 
     def _after(self, processed: Processed, scheduler_stats: SchedulerStats | None = None) -> None:
         """Do what follows from a change of requests: aborts to the core, records to the stat loggers."""
         if processed.aborts and not self.is_stopped:
-            self._client.abort_requests(processed.aborts)
+            self._core.abort_requests(processed.aborts)
         if not self._outputs.num_unfinished:
             self._drained.set()
-        if self.stat_loggers and (scheduler_stats is not None or processed.finished):
-            for stat_logger in self.stat_loggers:
-                stat_logger.record(scheduler_stats, processed.stats)
+        if scheduler_stats is not None or processed.finished:
+            self._record(scheduler_stats, processed.stats)
+
+    def _record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None) -> None:
+        for stat_logger in self.stat_loggers:
+            stat_logger.record(scheduler_stats, iteration_stats)
 
     def _listen(self) -> None:
         """Bind to the running loop; cheap when that is done."""
-        self._client.listen(self)
+        self._core.listen()
         if self.stat_loggers and (self._log_task is None or self._log_task.done()):
             self._log_task = asyncio.get_running_loop().create_task(self._log_stats(), name="octavo-log-stats")
 

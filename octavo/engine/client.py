@@ -6,6 +6,7 @@ output processor's knowledge, so that whoever owns a client can replace it by a 
 
 import asyncio
 import contextlib
+import math
 import os
 import shutil
 import subprocess
@@ -15,7 +16,8 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -24,6 +26,7 @@ import zmq
 from octavo.config.engine import EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.executor import make_executor
+from octavo.engine.flight_record import FLIGHT_RECORD, read_in_flight
 from octavo.engine.protocol import (
     INPUT_SOCKET,
     OUTPUT_SOCKET,
@@ -49,12 +52,12 @@ from octavo.types.request import EngineRequest
 
 logger = get_logger(__name__)
 
-# A core that has said nothing for this long counts as hung. Longer than any step: the loop cannot speak inside one.
-STALL_SECONDS = 120.0
 # How long a core may take to end after it was told to.
 SHUTDOWN_SECONDS = 5.0
 # How long the last messages of a dead core may take through the socket.
 LAST_WORDS_SECONDS = 0.1
+# What an in-process core cannot have; appended to its last words.
+NO_SUPERVISOR = "It runs in this process, where nobody can restart it: make a new LLM, or use AsyncLLM or the server."
 # A socket path longer than this does not fit the kernel's address structure.
 MAX_SOCKET_PATH = 107
 
@@ -112,7 +115,7 @@ class InProcessClient(CoreClient):
                 self._core.on_idle()
         except Exception as error:
             self._error = error
-            raise EngineDeadError(f"the engine core failed: {error}") from error
+            raise EngineDeadError(f"the engine core failed: {error} {NO_SUPERVISOR}") from error
         return outputs
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -122,14 +125,17 @@ class InProcessClient(CoreClient):
 
     def check_health(self) -> None:
         if self._error is not None:
-            raise EngineDeadError(f"the engine core failed earlier: {self._error}") from self._error
+            raise EngineDeadError(f"the engine core failed earlier: {self._error} {NO_SUPERVISOR}") from self._error
 
     def shutdown(self) -> None:
         self._core.shutdown()
 
 
 class CoreListener(Protocol):
-    """Whom a `ProcessClient` tells what comes from its core. Both are called on the event loop."""
+    """Whom a `ProcessClient` tells what comes from its core. All are called on the event loop."""
+
+    def on_ready(self, report: StartReport) -> None:
+        """The core serves. Not called when `wait_ready` has said so."""
 
     def on_outputs(self, outputs: EngineOutputs) -> None:
         """One step's outputs."""
@@ -142,11 +148,12 @@ class ProcessClient(CoreClient):
     """A core in a child process, reached over two ZeroMQ sockets in a private folder.
 
     The constructor starts the process, `configure` tells it what to be, `wait_ready` blocks until it serves: a front
-    reads its tokenizer in between. `listen` binds the client to the running event loop.
+    reads its tokenizer in between. `listen` binds the client to the running event loop; a front that must not block
+    listens right away and is told.
     """
 
-    def __init__(self, preload: Sequence[str] = (), stall_seconds: float = STALL_SECONDS):
-        self._stall_seconds = stall_seconds
+    def __init__(self, preload: Sequence[str] = ()):
+        self._stall_seconds = math.inf
         self._error: EngineDeadError | None = None
         self._is_ready = False
         self._is_shut_down = False
@@ -155,11 +162,11 @@ class ProcessClient(CoreClient):
         self._last_words = ""  # why the core said it ends
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._num_calls = 0
-        self._last_heard = time.monotonic()
+        self.last_heard = time.monotonic()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToFront)
 
-        folder = _make_private_folder()
+        self._folder = folder = _make_private_folder()
         self._context = zmq.Context(io_threads=1)
         self._outputs = self._context.socket(zmq.PULL)
         self._outputs.bind(f"ipc://{folder}/{OUTPUT_SOCKET}")
@@ -182,6 +189,7 @@ class ProcessClient(CoreClient):
 
     def configure(self, config: EngineConfig) -> None:
         """Tell the core what to be; it starts at once."""
+        self._stall_seconds = config.supervision.stall_seconds
         self._send(Configure(config))
 
     def wait_ready(self) -> StartReport:
@@ -207,7 +215,7 @@ class ProcessClient(CoreClient):
         if self._loop is loop or self._error is not None:
             return
         self._stop_listening()
-        self._listener, self._loop, self._last_heard = listener, loop, time.monotonic()
+        self._listener, self._loop, self.last_heard = listener, loop, time.monotonic()
         loop.add_reader(self._outputs.fileno(), self._on_readable)
         # The descriptor tells of changes only: what came before, or an end before anybody listened, is looked up once.
         loop.call_soon(self._on_readable)
@@ -237,9 +245,19 @@ class ProcessClient(CoreClient):
 
     def check_health(self) -> None:
         self._check_alive()
-        silence = time.monotonic() - self._last_heard
+        silence = time.monotonic() - self.last_heard
         if self._loop is not None and silence > self._stall_seconds:
             raise EngineDeadError(f"the engine core has been silent for {silence:.0f} s; a step in it hangs.")
+
+    def kill(self, reason: str) -> None:
+        """End a core that is beyond talking to; its death is told as any other's, with `reason`."""
+        self._last_words = reason
+        if self._process.poll() is None:
+            self._process.kill()
+
+    def read_in_flight(self, request_ids: Iterable[str]) -> set[str]:
+        """Those of `request_ids` that a dead core was computing. Ask before `shutdown`."""
+        return read_in_flight(Path(self._folder, FLIGHT_RECORD), request_ids)
 
     def shutdown(self, timeout: float | None = None) -> None:
         """End the core, and kill it when it takes longer than `timeout` seconds."""
@@ -263,7 +281,7 @@ class ProcessClient(CoreClient):
         self._inputs.send(data, zmq.NOBLOCK)
 
     def _decode(self, data: bytes) -> ToFront:
-        self._last_heard = time.monotonic()
+        self.last_heard = time.monotonic()
         message: ToFront = self._decoder.decode(data)
         return message
 
@@ -291,7 +309,11 @@ class ProcessClient(CoreClient):
                     future.set_exception(error.to_exception())
             case Fatal(error):
                 self._last_words = error.message
-            case Heartbeat() | Ready():
+            case Ready(report):
+                self._is_ready = True
+                assert self._listener is not None
+                self._listener.on_ready(report)
+            case Heartbeat():
                 pass
 
     def _tell_exit(self) -> None:

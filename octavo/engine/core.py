@@ -18,8 +18,9 @@ from typing import Any
 from octavo import envs
 from octavo.config.engine import EngineConfig
 from octavo.engine.executor import Executor, StepHandle
+from octavo.engine.flight_record import FlightRecorder
 from octavo.engine.protocol import StartReport
-from octavo.errors import ClientError, ServerError
+from octavo.errors import ClientError, OctavoError, RequestFailedError, ServerError
 from octavo.logger import get_logger
 from octavo.scheduler.scheduler import Scheduler
 from octavo.types.outputs import EngineOutput, EngineOutputs, FinishReason
@@ -38,8 +39,9 @@ class EngineCore:
     # What a `UtilityCall` may name.
     UTILITIES = frozenset({"reset_prefix_cache", "collective_rpc", "set_paused"})
 
-    def __init__(self, config: EngineConfig, executor: Executor):
+    def __init__(self, config: EngineConfig, executor: Executor, recorder: FlightRecorder | None = None):
         self._executor = executor
+        self._recorder = recorder
         start_up = executor.initialize()
         self._scheduler = Scheduler(config.scheduler, config.cache, start_up.kv_cache_config)
         self._max_in_flight = 2 if config.scheduler.async_scheduling else 1
@@ -77,6 +79,9 @@ class EngineCore:
                 self._scheduler.add_request(request)
             except ClientError as error:
                 self._pending.append(_refuse(request, error))
+            except Exception as error:
+                logger.exception("request %s cannot be queued", request.request_id)
+                self._pending.append(_refuse(request, RequestFailedError(f"it cannot be queued: {error!r}")))
 
     def abort_requests(self, request_ids: list[str]) -> None:
         """Free what these requests hold; each that was open gets a last output with `FinishReason.ABORT`."""
@@ -87,10 +92,14 @@ class EngineCore:
         self._idle_checked = False
         started = time.monotonic()
         while self._has_room() and (step := self._scheduler.schedule()) is not None:
+            if self._recorder is not None:
+                self._recorder.begin(step)
             self._in_flight.append((step, self._launch(step)))
         if self._in_flight:
             step, handle = self._in_flight.popleft()
             self._pending += self._scheduler.update(step, self._wait(step, handle))
+            if self._recorder is not None:
+                self._recorder.end(step)
             if self._checks_every_step:
                 self._scheduler.check_invariants()
         elif not self._pending and not self._is_paused and self._scheduler.has_unfinished():
@@ -188,7 +197,7 @@ class _FailedStep:
         raise self._error
 
 
-def _refuse(request: EngineRequest, error: ClientError) -> EngineOutput:
+def _refuse(request: EngineRequest, error: OctavoError) -> EngineOutput:
     return EngineOutput(
         request.request_id,
         [],

@@ -16,12 +16,14 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import msgspec
 import zmq
 
 from octavo.engine.core import EngineCore
 from octavo.engine.executor import make_executor
+from octavo.engine.flight_record import FLIGHT_RECORD, FlightRecorder
 from octavo.engine.protocol import (
     INPUT_SOCKET,
     OUTPUT_SOCKET,
@@ -53,6 +55,7 @@ class CoreProcess:
     """Serves one `EngineCore` over the two sockets of `folder`."""
 
     def __init__(self, folder: str):
+        self._folder = Path(folder)
         self._context = zmq.Context(io_threads=1)
         self._inputs = self._context.socket(zmq.PULL)
         self._inputs.setsockopt(zmq.RCVHWM, 0)
@@ -74,7 +77,8 @@ class CoreProcess:
             if isinstance(message, Shutdown):
                 return 0
             assert isinstance(message, Configure), f"the first message is {type(message).__name__}"
-            core = EngineCore(message.config, make_executor(message.config))
+            recorder = FlightRecorder(self._folder / FLIGHT_RECORD, message.config.scheduler.max_num_seqs)
+            core = EngineCore(message.config, make_executor(message.config), recorder)
             self._send(Ready(core.report))
             self._serve(core)
             return 0

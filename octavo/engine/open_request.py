@@ -10,6 +10,8 @@ A choice keeps its `EngineRequest` and every token id it got: that is all it tak
 import asyncio
 from collections.abc import Callable
 
+import msgspec
+
 from octavo.engine.stats import FinishedRequest
 from octavo.errors import OctavoError
 from octavo.tokenizer.detokenizer import IncrementalDetokenizer
@@ -39,6 +41,7 @@ class Choice:
         self.stop_reason: int | str | None = None
         self.num_cached_tokens = 0
         self.num_preemptions = 0
+        self.num_earlier_preemptions = 0  # by cores that are gone
         self.first_scheduled_time: float | None = None
         self.first_token_time: float | None = None
         self.last_token_time: float | None = None
@@ -83,6 +86,15 @@ class Choice:
             return True
         self.finish_reason, self.stop_reason = reason, output.stop_reason
         return False
+
+    def resubmission(self, *, wants_prompt_logprobs: bool) -> EngineRequest:
+        """The request that makes another core go on where this answer is."""
+        params = self.request.sampling_params
+        if params.prompt_logprobs is not None and not wants_prompt_logprobs:
+            params = msgspec.structs.replace(params, prompt_logprobs=None)
+        return msgspec.structs.replace(
+            self.request, sampling_params=params, output_token_ids=self.token_ids.copy(), is_admitted=True
+        )
 
     def finish(self, reason: FinishReason) -> None:
         """End an answer that goes on; text that was held back comes out, unless the answer failed."""
@@ -201,6 +213,23 @@ class OpenRequest:
         self._num_open = 0
         self._news.set()
 
+    def resubmission(self, choice: Choice) -> EngineRequest:
+        """What another core must get to go on with one of the choices. Scores of the prompt are asked for once."""
+        return choice.resubmission(wants_prompt_logprobs=self._wants_prompt_logprobs)
+
+    def on_core_lost(self) -> None:
+        """The next core starts over with what the last one had told in part or counted from its own start."""
+        if self._wants_prompt_logprobs:
+            self._prompt_logprobs = [None]
+        for choice in self.choices:
+            choice.num_earlier_preemptions = choice.num_preemptions
+
+    @property
+    def _wants_prompt_logprobs(self) -> bool:
+        """Whether scores of the prompt are still to come."""
+        scores = self._prompt_logprobs
+        return scores is not None and len(scores) < len(self.choices[0].request.prompt_token_ids)
+
     async def wait(self) -> None:
         """Return when `take` has something new; raises what went wrong with the request."""
         await self._news.wait()
@@ -227,7 +256,7 @@ class OpenRequest:
     def _take_prompt_logprobs(self) -> list[PositionLogprobs | None] | None:
         """The scores of the prompt once they are complete; in a delta stream, once."""
         scores = self._prompt_logprobs
-        if scores is None or len(scores) < len(self.choices[0].request.prompt_token_ids):
+        if scores is None or self._wants_prompt_logprobs:
             return None
         if self._is_delta:
             self._prompt_logprobs = None

@@ -112,6 +112,29 @@ class OutputProcessor:
             self._end(request, processed, time.monotonic(), error)
         return processed
 
+    # When a core is lost
+
+    def on_core_lost(self) -> None:
+        """Make every open request ready to be resubmitted."""
+        for request in [request for same_name in self._requests.values() for request in same_name]:
+            request.on_core_lost()
+
+    def progress(self) -> dict[str, int]:
+        """Tokens of each unfinished choice by engine id, in the order they came."""
+        return {engine_id: len(choice.token_ids) for engine_id, (_, choice) in self._choices.items()}
+
+    def resubmissions(self, engine_ids: Iterable[str]) -> list[EngineRequest]:
+        """What another core must get to go on with these unfinished choices."""
+        known = (self._choices[engine_id] for engine_id in engine_ids)
+        return [request.resubmission(choice) for request, choice in known]
+
+    def fail(self, engine_id: str, error: OctavoError) -> Processed:
+        """End the request that an unfinished choice belongs to."""
+        processed = Processed()
+        request, _ = self._choices[engine_id]
+        self._end(request, processed, time.monotonic(), error)
+        return processed
+
     def _end(self, request: OpenRequest, processed: Processed, now: float, error: OctavoError | None = None) -> None:
         """The one way a request ends from here: abort it, or fail it with `error`, and have the core forget it."""
         unfinished = [choice for choice in request.choices if not choice.is_finished]
@@ -144,7 +167,7 @@ class OutputProcessor:
             if metrics.first_scheduled_time is None:
                 metrics.first_scheduled_time = output.queued_time
         if output.num_preemptions:
-            choice.num_preemptions = output.num_preemptions
+            choice.num_preemptions = choice.num_earlier_preemptions + output.num_preemptions
         if not num_new:
             return
         stats.num_generation_tokens += num_new

@@ -43,6 +43,7 @@ class IterationStats:
     time_to_first_token: list[float] = field(default_factory=list)  # one entry an answer that started
     inter_token_latency: list[float] = field(default_factory=list)  # one entry an answer that went on
     finished: list[FinishedRequest] = field(default_factory=list)
+    num_engine_restarts: int = 0
 
 
 class StatLogger(Protocol):

@@ -49,7 +49,7 @@ def check_request(request: EngineRequest, config: SchedulerConfig, pool_tokens: 
 
 def check_queue(request: EngineRequest, config: SchedulerConfig, waiting: RequestQueue) -> None:
     """Raise QueueFullError when as much waits as may. A request that goes on after a restart was let in before."""
-    if request.output_token_ids:
+    if request.is_admitted:
         return
     max_reqs, max_tokens = config.max_num_queued_reqs, config.max_num_queued_tokens
     if max_reqs is not None and len(waiting) >= max_reqs:

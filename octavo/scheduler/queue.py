@@ -1,6 +1,7 @@
 """Requests that wait, best first.
 
-One queue serves both policies: under "fcfs" every priority is 0, so that the order is that of arrival. A preempted
+One queue serves both policies: under "fcfs" every priority is 0, so that the order is that of arrival; under "priority"
+the number given to a request already holds its ageing (`Scheduler._rank`), so that nothing moves while it waits. A preempted
 request comes back with its old arrival number and so stands before everything that came after it.
 """
 
@@ -16,7 +17,7 @@ class RequestQueue:
     """A heap by `Request.order`; removal from the middle marks the entry dead, and dead entries are swept in bulk."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Request]] = []
+        self._heap: list[tuple[float, int, Request]] = []
         self._members: set[int] = set()  # arrival numbers: unique for life, unlike request ids
         self.num_prompt_tokens = 0  # of all that wait
 

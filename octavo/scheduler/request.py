@@ -63,7 +63,9 @@ class Request:
         "was_announced",
     )
 
-    def __init__(self, engine_request: EngineRequest, arrival: int, priority: int, max_model_len: int, num_groups: int):
+    def __init__(
+        self, engine_request: EngineRequest, arrival: int, priority: float, max_model_len: int, num_groups: int
+    ):
         """`arrival` numbers the requests in the order they came; `max_model_len` is the most tokens this engine can
         hold.
         """
@@ -116,7 +118,7 @@ class Request:
         self.was_announced = False  # whether an output has gone out
 
     @property
-    def order(self) -> tuple[int, int]:
+    def order(self) -> tuple[float, int]:
         """Smaller runs first: priority, then arrival. Unique."""
         return self.priority, self.arrival
 

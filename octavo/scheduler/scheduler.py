@@ -8,7 +8,7 @@ One token budget a step, no phases. In order:
    search: nobody is overtaken.
 
 Decodes go before chunks so that a long prompt never makes a stream wait for the budget. "Best first" is arrival
-(fcfs), or priority and then arrival; `_running` is kept in this order.
+(fcfs), or priority, improved by waiting, and then arrival; `_running` is kept in this order.
 
 **Short of blocks.** A request takes blocks from the worst one that is worse than itself and not yet in this step, by
 preempting it: its blocks and row go, its tokens stay, and it is computed again from the front of the queue. When
@@ -115,11 +115,20 @@ class Scheduler:
             )
         check_request(engine_request, self._config, self._pool_tokens)
         check_queue(engine_request, self._config, self._waiting)
-        priority = engine_request.priority if self._has_priorities else 0
+        priority = self._rank(engine_request) if self._has_priorities else 0.0
         request = Request(engine_request, self._num_arrivals, priority, self.max_total_tokens, self._kv.num_groups)
         self._num_arrivals += 1
         self._requests[request.request_id] = request
         self._waiting.push(request)
+
+    def _rank(self, request: EngineRequest) -> float:
+        """Priority with ageing, smaller first.
+
+        A priority that falls by one level every `priority_aging_seconds` of waiting orders any two requests alike at all
+        times: by priority × seconds + arrival. So ageing is a number given once, not work in the queue.
+        """
+        seconds = self._config.priority_aging_seconds
+        return request.priority * seconds + request.arrival_time if seconds else float(request.priority)
 
     def abort(self, request_ids: Iterable[str]) -> list[EngineOutput]:
         """End requests; each that was not finished gets a last output.

@@ -21,3 +21,5 @@ class EngineRequest(msgspec.Struct, array_like=True, omit_defaults=True):
     cache_salt: str | None = None
     output_token_ids: list[int] = []
     index: int = 0  # of the n answers
+    # Was let in before the core was lost: the limits of the queue do not concern it again.
+    is_admitted: bool = False

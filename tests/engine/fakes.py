@@ -7,7 +7,7 @@ and told what to do by the configuration, so that it works in a core process too
     make_config(scripts={(5, 6): [7, 8, 9]}, tokenizer=folder)
 
 Without a script a token follows from all tokens before it and, when sampling, from the seed. What goes wrong is asked for
-by token ids in the prompt: `RAISE`, `FAIL_ROW`, `DIE`, `HANG`.
+by token ids in the prompt: `RAISE`, `FAIL_ROW`, `DIE`, `DIE_LATER`, `HANG`.
 """
 
 import os
@@ -29,6 +29,7 @@ from octavo.config.engine import (
     ObservabilityConfig,
     ParallelConfig,
     SchedulerConfig,
+    SupervisionConfig,
     TokenizerConfig,
 )
 from octavo.config.hf import HFConfig
@@ -47,6 +48,7 @@ RAISE = 501  # raise from `execute`
 FAIL_ROW = 502  # report an error for this row alone
 DIE = 503  # kill the process, like the kernel's out-of-memory killer
 HANG = 504  # never end
+DIE_LATER = 505  # kill the process once the row has 5 tokens of an answer
 
 EXECUTOR = "tests.engine.fakes:FakeExecutor"
 
@@ -62,6 +64,8 @@ def make_config(
     num_blocks: int = 200,
     async_scheduling: bool = False,
     model: dict[str, Any] | None = None,
+    max_restarts: int = 5,
+    stall_seconds: float = 60.0,
     **scheduler: Any,
 ) -> EngineConfig:
     """A configuration whose executor is `FakeExecutor`; `model` and further keywords replace fields of its parts."""
@@ -99,6 +103,7 @@ def make_config(
         device=DeviceConfig(platform="cpu", device="cpu"),
         compilation=CompilationConfig(),
         observability=ObservabilityConfig(),
+        supervision=SupervisionConfig(max_restarts, stall_seconds),
     )
     return replace(config, model=replace(config.model, **(model or {})))
 
@@ -188,6 +193,8 @@ class FakeExecutor(Executor):
     def _misbehave(self, rows: "list[_Row]") -> None:
         prompts = {token_id for row in rows for token_id in row.prompt}
         if DIE in prompts:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if any(DIE_LATER in row.prompt and len(row.token_ids) >= len(row.prompt) + 5 for row in rows):
             os.kill(os.getpid(), signal.SIGKILL)
         if HANG in prompts:
             threading.Event().wait()

@@ -218,13 +218,13 @@ async def test_a_full_queue_is_the_clients_to_hear(make_llm):
 
 
 async def test_death_reaches_everybody_who_waits(make_llm):
-    llm = make_llm(**ENDLESS)
+    llm = make_llm(max_restarts=0, **ENDLESS)
     params = SamplingParams(max_tokens=None, ignore_eos=True)
     tasks = [asyncio.create_task(collect(llm, [5, i], params, str(i))) for i in (6, 7)]
     stream = llm.generate([5], params, "s")
     await anext(stream)
     assert llm.is_running and not llm.errored
-    os.kill(llm._client.pid, signal.SIGKILL)
+    os.kill(llm.core_pid, signal.SIGKILL)
     results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 2.0)
     assert all(isinstance(result, EngineDeadError) for result in results)
     with pytest.raises(EngineDeadError):

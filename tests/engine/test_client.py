@@ -41,6 +41,9 @@ class Listener:
         self.deaths: list[EngineDeadError] = []
         self._changed = asyncio.Event()
 
+    def on_ready(self, report):
+        raise AssertionError("wait_ready has said so")
+
     def on_outputs(self, outputs):
         for output in outputs.outputs:
             self.tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
@@ -61,7 +64,7 @@ class Listener:
 
 @contextmanager
 def started(**options):
-    client = ProcessClient([EXECUTOR.partition(":")[0]], stall_seconds=options.pop("stall_seconds", 60.0))
+    client = ProcessClient([EXECUTOR.partition(":")[0]])
     try:
         client.configure(make_config(**options))
         client.wait_ready()
@@ -264,7 +267,7 @@ def test_sockets_are_private_and_gone_afterwards():
     with started() as client:
         [folder] = set(glob.glob(f"{tempfile.gettempdir()}/octavo-*")) - before
         assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
-        assert sorted(os.listdir(folder)) == ["in", "out"]
+        assert sorted(os.listdir(folder)) == ["flight", "in", "out"]
         pid = client.pid
     assert not Path(folder).exists()
     assert not is_alive(pid)

@@ -198,7 +198,7 @@ def make_request(request_id: str, prompt: list[int], **options: object) -> Engin
     """A request; keyword arguments of EngineRequest go there, all others to SamplingParams."""
     own = {
         name: options.pop(name)
-        for name in ("priority", "cache_salt", "output_token_ids", "arrival_time")
+        for name in ("priority", "cache_salt", "output_token_ids", "arrival_time", "is_admitted")
         if name in options
     }
     eos = options.pop("eos_token_ids", [EOS])

@@ -386,7 +386,7 @@ def test_full_queue_refuses_new_requests_but_not_resubmitted_ones() -> None:
     engine.add(make_request("c", prompt(2)))
     with pytest.raises(QueueFullError, match="2 requests are waiting"):
         engine.add(make_request("d", prompt(1)))
-    engine.add(make_request("e", prompt(5), output_token_ids=[3]))
+    engine.add(make_request("e", prompt(5), is_admitted=True))
     engine.run()
     engine.add(make_request("f", prompt(30)))
 
