@@ -19,6 +19,7 @@ DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 
 _MODEL, _LOAD, _CACHE = "Model", "Loading", "Cache"
 _SCHEDULER, _PARALLEL, _COMPILATION, _OBSERVABILITY = "Scheduler", "Parallel", "Compilation", "Observability"
+_SUPERVISION = "Supervision"
 
 
 @dataclass(kw_only=True)
@@ -165,6 +166,12 @@ class EngineArgs:
         group=_SCHEDULER,
         choices=("fcfs", "priority"),
     )
+    priority_aging_seconds: float = option(
+        60.0,
+        "With priorities: waiting this long is worth one level, so that nobody waits for ever; 0: never.",
+        group=_SCHEDULER,
+        low=0,
+    )
     async_scheduling: bool | None = option(
         None,
         "Schedule the next step while this one runs. Default: on where the device computes alone.",
@@ -174,7 +181,10 @@ class EngineArgs:
         1, "Tokens gathered before a stream's next update; the first token is sent at once.", group=_SCHEDULER, low=1
     )
     max_num_queued_reqs: int | None = option(
-        None, "Most requests that may wait; more are refused. Default: no limit.", group=_SCHEDULER, low=1
+        None,
+        "Most requests that may wait; more are refused. Default: 16384 in a server, no limit offline.",
+        group=_SCHEDULER,
+        low=1,
     )
     max_num_queued_tokens: int | None = option(
         None,
@@ -182,6 +192,19 @@ class EngineArgs:
         group=_SCHEDULER,
         low=1,
         size=True,
+    )
+
+    max_engine_restarts: int | None = option(
+        None,
+        "How often in a row a dead core is restarted without a token in between; 0: never. Default: 5.",
+        group=_SUPERVISION,
+        low=0,
+    )
+    engine_stall_timeout: float | None = option(
+        None,
+        "Seconds of silence after which a core counts as hung and is restarted. Longer than any step. Default: 120.",
+        group=_SUPERVISION,
+        above=0,
     )
 
     tensor_parallel_size: int = option(

@@ -22,6 +22,7 @@ from octavo.config.engine import (
     ObservabilityConfig,
     ParallelConfig,
     SchedulerConfig,
+    SupervisionConfig,
     TokenizerConfig,
 )
 from octavo.config.hf import HFConfig
@@ -37,6 +38,7 @@ WORKING_SPACE_GUESS = GIB
 NEUTRAL_GENERATION_CONFIG = ("octavo", "vllm")
 COMPILATION_KEYS = ("mode", "cudagraph_capture_sizes", "max_cudagraph_capture_size")
 MAX_CAPTURE_SIZE = 512
+MAX_QUEUED_IN_A_SERVER = 16_384  # far beyond what any client waits for; a bound on memory
 # Padding costs less than a capture does at start: steps of about a quarter.
 DEFAULT_CAPTURE_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 
@@ -144,8 +146,25 @@ def resolve(
             enable_log_requests=args.enable_log_requests,
             max_log_len=args.max_log_len,
         ),
+        supervision=_supervision(args, usage),
     )
     return Resolved(config, notes)
+
+
+def _supervision(args: EngineArgs, usage: Usage) -> SupervisionConfig:
+    for name in ("max_engine_restarts", "engine_stall_timeout"):
+        if usage == "llm" and getattr(args, name) is not None:
+            raise ConfigError(
+                f"{name}={getattr(args, name)} needs a core in a process of its own, but LLM runs the core in yours, "
+                "where nobody is left to restart it; leave it out, or use AsyncLLM or the server.",
+                param=name,
+            )
+    defaults = SupervisionConfig()
+    restarts, stall = args.max_engine_restarts, args.engine_stall_timeout
+    return SupervisionConfig(
+        max_restarts=defaults.max_restarts if restarts is None else restarts,
+        stall_seconds=defaults.stall_seconds if stall is None else stall,
+    )
 
 
 def _check_parallel(args: EngineArgs, text: HFConfig) -> None:
@@ -432,11 +451,12 @@ def _scheduler(
         max_num_batched_tokens=budget,
         max_model_len=max_model_len,
         policy=args.scheduling_policy,
+        priority_aging_seconds=args.priority_aging_seconds,
         enable_chunked_prefill=chunked,
         long_prefill_token_threshold=args.long_prefill_token_threshold,
         async_scheduling=overlap,
         stream_interval=args.stream_interval,
-        max_num_queued_reqs=args.max_num_queued_reqs,
+        max_num_queued_reqs=args.max_num_queued_reqs or (MAX_QUEUED_IN_A_SERVER if usage == "server" else None),
         max_num_queued_tokens=args.max_num_queued_tokens,
     )
 
