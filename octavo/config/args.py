@@ -114,10 +114,10 @@ class EngineArgs:
     quantization: str | None = option(
         None,
         "Weight format; found from the checkpoint when left out. gguf weights stay quantised on a CPU unless a dtype is given, "
-        "and are decoded on load elsewhere.",
+        "and are decoded on load elsewhere. fp8 rounds 16-bit weights to 8 bits while they load.",
         group=_LOAD,
         short="-q",
-        choices=("gguf",),
+        choices=("gguf", "fp8"),
     )
 
     block_size: int | None = option(

@@ -40,20 +40,18 @@ def override(hf_config: HFConfig, overrides: Mapping[str, Any]) -> HFConfig:
 
 
 def check_is_served(hf: HFConfig) -> None:
-    """Refuse kinds of models that generate no text here, and quantised checkpoints without a method."""
+    """Refuse kinds of models that generate no text here."""
     if hf.get("is_encoder_decoder"):
         raise ConfigError(
             f"{hf.architecture} is an encoder-decoder model, which is not supported yet.",
             param="model",
         )
-    quantization = hf.get("quantization_config") or hf.text().get("quantization_config") or hf.get("compression_config")
-    if quantization:
-        method = quantization.get("quant_method", "?") if isinstance(quantization, Mapping) else quantization
-        raise ConfigError(
-            f"the checkpoint is quantised ({method}), which is not supported yet; use the unquantised "
-            "checkpoint or a GGUF file.",
-            param="model",
-        )
+
+
+def stored_quantization(hf: HFConfig) -> Mapping[str, Any] | None:
+    """What the configuration says of quantised weights; None: it does not speak of any."""
+    found = hf.get("quantization_config") or hf.text().get("quantization_config") or hf.get("compression_config")
+    return found if found is None or isinstance(found, Mapping) else {"quant_method": found}
 
 
 def stored_dtype(text: HFConfig) -> str | None:

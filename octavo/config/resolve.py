@@ -25,6 +25,7 @@ from octavo.config.engine import (
     SupervisionConfig,
     TokenizerConfig,
 )
+from octavo.config.fp8 import read_fp8_scheme
 from octavo.config.hf import HFConfig
 from octavo.errors import ConfigError
 from octavo.platforms.base import Platform, Usage
@@ -79,12 +80,15 @@ def resolve(
 
     load_format = _load_format(args, checkpoint, notes)
     model_impl = _model_impl(args, hf, native_architectures, notes)
-    quantization = _quantization(args, platform, checkpoint, load_format, model_impl, notes)
-    if quantization is None:
-        dtype = _dtype(args, text, platform, checkpoint, load_format, notes)
-        weights = _weight_bytes(checkpoint, dtype)
-    else:
+    stored_quantization = model_rules.stored_quantization(hf)
+    quantization = _fp8(args, stored_quantization, platform, load_format, model_impl, notes) or _quantization(
+        args, platform, checkpoint, load_format, model_impl, notes
+    )
+    if quantization == "gguf":
         dtype, weights = "float32", _quantised_bytes(checkpoint)
+    else:
+        dtype = _dtype(args, text, platform, checkpoint, load_format, notes)
+        weights = _weight_bytes(checkpoint, dtype) if quantization is None else _fp8_bytes(checkpoint, text, dtype)
     kv_dtype = _kv_cache_dtype(args, dtype, quantization)
     block_size = _block_size(args, platform)
     cache_bytes = _cache_bytes(args, platform, weights, dtype, notes)
@@ -124,6 +128,7 @@ def resolve(
         load=LoadConfig(
             load_format=load_format,
             quantization=quantization,
+            quantization_config=dict(stored_quantization or {}),
             download_dir=args.download_dir,
             use_tqdm=args.use_tqdm_on_load,
         ),
@@ -296,6 +301,43 @@ def _quantization(
         "quantization=gguf: weights stay in their blocks (dtype=float32 decodes them: exact, larger and slower)"
     )
     return "gguf"
+
+
+def _fp8(
+    args: EngineArgs,
+    stored: Mapping[str, Any] | None,
+    platform: Platform,
+    load_format: str,
+    model_impl: str,
+    notes: list[str],
+) -> str | None:
+    """Whether linears are computed in 8-bit floating point: as the checkpoint is, or rounded while it is read."""
+    if stored is not None:
+        read_fp8_scheme(stored)  # refuses what is not FP8
+    if stored is not None and args.quantization not in (None, "fp8"):
+        raise ConfigError(
+            f"quantization={args.quantization}, but the checkpoint is FP8; leave quantization out.",
+            param="quantization",
+        )
+    if stored is None and args.quantization != "fp8":
+        return None
+    for refused, why in (
+        (platform.fp8_refusal is not None, platform.fp8_refusal),
+        (load_format == "gguf", "GGUF weights have a quantisation of their own"),
+        (model_impl == "transformers", "models run by transformers keep the weights they load"),
+    ):
+        if refused:
+            raise ConfigError(f"quantization=fp8 is not supported here: {why}.", param="quantization")
+    if not platform.supports_graphs:
+        notes.append(f"quantization=fp8: on {platform.name} by the reference operators, which are right and very slow")
+    return "fp8"
+
+
+def _fp8_bytes(checkpoint: Checkpoint, text: HFConfig, dtype: str) -> int:
+    """A byte a number, and `dtype` for the embedding and the head."""
+    tables = text.vocab_size * text.hidden_size * (1 if text.tie_word_embeddings else 2)
+    plain = min(tables, checkpoint.num_parameters)
+    return plain * DTYPE_BYTES[dtype] + checkpoint.num_parameters - plain
 
 
 def _weight_bytes(checkpoint: Checkpoint, dtype: str) -> int:

@@ -31,7 +31,7 @@ _REFUSED: tuple[tuple[str, str], ...] = (
         "model_loader_extra_config pt_load_map_location max_parallel_loading_workers",
     ),
     (
-        "quantised checkpoints other than GGUF are not read; use the 16-bit checkpoint or a GGUF file",
+        "quantised checkpoints other than FP8 and GGUF are not read, and they say themselves how they are quantised",
         "quantization_config allow_deprecated_quantization",
     ),
     (

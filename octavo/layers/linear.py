@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 class LinearMethod:
     """A weight format. One instance may serve many layers; what belongs to a layer is stored on the layer."""
 
+    def for_layer(self, path: str, layer: "Linear | Embedding") -> "LinearMethod":
+        """The method of the layer at `path`: this one, unless the format leaves that layer out."""
+        return self
+
     def create_weights(self, layer: "Linear") -> None:
         """Register the layer's parameters, empty, on the current device in the current default dtype."""
         raise NotImplementedError

@@ -68,6 +68,11 @@ class Platform(ABC):
         """Host threads for computing; 0 leaves torch's choice."""
         return 0
 
+    @property
+    def fp8_refusal(self) -> str | None:
+        """Why 8-bit floating point linears cannot be computed here; None: they can."""
+        return None
+
     def describe(self) -> str:
         """The device in words, for the start-up log."""
         return self.device

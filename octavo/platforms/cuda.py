@@ -50,6 +50,13 @@ class CudaPlatform(Platform):
     def preferred_dtype(self) -> str:
         return self.supported_dtypes[0]
 
+    @property
+    def fp8_refusal(self) -> str | None:
+        if self.capability >= (8, 9):
+            return None
+        major, minor = self.capability
+        return f"it needs compute capability 8.9, and {self.device} has {major}.{minor}"
+
     def total_memory(self) -> int:
         import torch
 

@@ -62,7 +62,7 @@ class Worker:
         # The table of positions must cover the served context, which may be longer than the trained one.
         hf_config = HFConfig({**model.hf_config.data, "max_model_len": model.max_model_len})
         make = model_class(model.architecture, model.model_impl)
-        self._method = choose_method(load)
+        self._method = choose_method(load, getattr(make, "packing", {}))
         self.model = materialise(lambda: make(hf_config), self._method_for, self.dtype, self.device)
         if model.model_impl == "transformers":
             said = self.model.load_checkpoint(model.path, load.load_format, self._method_for, self.dtype, self.device)
@@ -72,7 +72,7 @@ class Worker:
         process_after_loading(self.model)
 
     def _method_for(self, path: str, layer: Linear | Embedding) -> LinearMethod:
-        return self._method
+        return self._method.for_layer(path, layer)
 
     def kv_specs(self) -> dict[str, KVSpec]:
         """What each attention layer keeps, by the layer's path."""
