@@ -75,6 +75,8 @@ class LLMEngine:
         read, engine_requests = self._inputs.process(
             request_id, prompt, params, priority=priority, tokenization_kwargs=tokenization_kwargs
         )
+        if self.model_config.logits_processors:  # the core would refuse it too, but after others have begun
+            self.collective_rpc("validate_params", args=(params,))
         return PreparedRequest(request_id, read, engine_requests)
 
     def submit(self, request: PreparedRequest) -> None:

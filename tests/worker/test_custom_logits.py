@@ -1,11 +1,21 @@
 """Users' logits processors: vLLM's interface over permanent rows, faults, and the engine around them."""
 
 import random
+from importlib.metadata import EntryPoint
 
 import pytest
 import torch
 
-from octavo import LLM, AdapterLogitsProcessor, AsyncLLM, BatchUpdate, EngineArgs, LogitsProcessor, SamplingParams
+from octavo import (
+    LLM,
+    AdapterLogitsProcessor,
+    AsyncLLM,
+    BatchUpdate,
+    EngineArgs,
+    LogitsProcessor,
+    SamplingParams,
+    plugins,
+)
 from octavo.errors import ClientError, ConfigError
 from octavo.utils.class_names import class_name, load_class
 from octavo.worker.custom_logits import CustomProcessor, MoveDirectionality, process_dict_updates
@@ -179,8 +189,7 @@ def test_the_engine_around_them(tiny_llama_dir):
         assert [output.outputs[0].token_ids for output in (a, b)] == [[65] * 3, [66] * 3]
         assert "boom" in boom.error and plain.error is None
         with pytest.raises(ClientError, match="must be a token id"):
-            output = llm.generate([[1]], SamplingParams(extra_args={"force": "x"}), use_tqdm=False)[0]
-            raise ClientError(output.error)
+            llm.generate([[1]], SamplingParams(extra_args={"force": "x"}), use_tqdm=False)
         assert (
             llm.generate([[1, 2, 3]], params[0], use_tqdm=False)[0].outputs[0].token_ids == plain.outputs[0].token_ids
         )
@@ -208,3 +217,30 @@ def test_a_core_of_its_own_process_takes_importable_classes_only(tiny_llama_dir)
         AsyncLLM.from_engine_args(EngineArgs(model=str(tiny_llama_dir), logits_processors=[Local]))
     with pytest.raises(ConfigError, match="leave async_scheduling out"):
         LLM(str(tiny_llama_dir), logits_processors=[ForceToken], async_scheduling=True)
+
+
+async def test_a_core_of_its_own_process_calls_them(tiny_llama_dir):
+    engine = AsyncLLM.from_engine_args(EngineArgs(model=str(tiny_llama_dir), logits_processors=[ForceToken]))
+    try:
+        params = SamplingParams(max_tokens=3, ignore_eos=True, extra_args={"force": 65})
+        outputs = [output async for output in engine.generate([1, 2], params, "a")]
+        assert outputs[-1].outputs[0].token_ids == [65] * 3
+        with pytest.raises(ClientError, match="must be a token id"):
+            async for _ in engine.generate([1, 2], SamplingParams(extra_args={"force": "x"}), "b"):
+                pass
+    finally:
+        engine.shutdown()
+
+
+def test_plugins_bring_processors(tiny_llama_dir, monkeypatch):
+    point = EntryPoint("force", FORCE, plugins.LOGITS_PROCESSORS)
+    monkeypatch.setattr(plugins, "find", lambda group: [point] if group == plugins.LOGITS_PROCESSORS else [])
+    with LLM(str(tiny_llama_dir), logits_processors=[FORCE]) as llm:
+        assert llm.llm_engine.model_config.logits_processors == [FORCE]
+        params = SamplingParams(max_tokens=2, ignore_eos=True, extra_args={"force": 65})
+        assert llm.generate([[1]], params, use_tqdm=False)[0].outputs[0].token_ids == [65, 65]
+
+
+def test_arguments_for_nobody_are_refused(tiny_llama_dir):
+    with LLM(str(tiny_llama_dir)) as llm, pytest.raises(ClientError, match="has no taker"):
+        llm.generate([[1]], SamplingParams(extra_args={"force": 65}), use_tqdm=False)
