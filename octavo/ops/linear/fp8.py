@@ -159,6 +159,27 @@ def _linear_inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
         yield x, *weight(out, width), None, None, 0.0, None, residual, 1.0, torch.tensor(0.01, device=device)
 
 
+def _bench_inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
+    quants, scale = quantize_fp8.reference(torch.randn(4096, 4096, generator=rng) / 64)
+    weight = quants.to(device), scale[:, 0].to(device)
+    for tokens in (1, 8, 64, 512):
+        yield torch.randn(tokens, 4096, generator=rng).to(device, dtype), *weight
+
+
+def _bytes_and_flops(
+    x, weight, weight_scale, bias=None, norm_weight=None, eps=0.0, activation=None, residual=None, scale=1.0,
+    input_scale=None,
+):  # fmt: skip
+    """Each operand and the result once; of the arithmetic, the product."""
+    tokens, out = x.numel() // x.shape[-1], weight.shape[0]
+    width = out if activation is None else out // 2
+    operands = [t for t in (x, weight, weight_scale, bias, norm_weight, residual) if t is not None]
+    num_bytes = sum(t.numel() * t.element_size() for t in operands) + tokens * width * x.element_size()
+    return num_bytes, 2 * tokens * out * weight.shape[1]
+
+
+linear_fp8.bench_inputs = _bench_inputs
+linear_fp8.bytes_and_flops = _bytes_and_flops
 quantize_fp8.inputs = _quantize_inputs
 linear_fp8.inputs = _linear_inputs
 # Two roundings of nearly equal numbers may fall on neighbouring E4M3 values, which are up to 1/8 apart.
