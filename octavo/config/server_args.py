@@ -43,6 +43,21 @@ class ServerArgs:
     enable_admin_routes: bool = option(
         False, "Serve /pause, /resume, /is_paused, /reset_prefix_cache and /server_info.", group=_ACCESS
     )
+    max_body_bytes: int = option(
+        64 << 20, "Largest request body in bytes.", group=_ACCESS, low=1, high=4 << 30, size=True
+    )
+    max_connections: int = option(
+        4096, "Most open connections; further ones are answered 503 and closed.", group=_ACCESS, low=1, high=1_000_000
+    )
+    max_concurrency_per_key: int | None = option(
+        None, "Most requests in flight for one API key; more are answered 429. Default: no limit.", group=_ACCESS, low=1
+    )
+    client_stall_timeout: float = option(
+        60.0,
+        "Seconds a client may take for its headers, between two pieces of its body, or to read what it was sent.",
+        group=_ACCESS,
+        above=0,
+    )
     disable_fastapi_docs: bool = option(False, "Do not serve /docs and /openapi.json.", group=_ACCESS)
 
     chat_template_content_format: str = option(

@@ -243,6 +243,10 @@ class ProcessClient(CoreClient):
         finally:
             del self._calls[call_id]
 
+    def tell(self, method: str, *args: Any) -> None:
+        """Have the core run one of its utilities, in the order of what is sent, without waiting for it."""
+        self._send(UtilityCall(0, method, list(args)))
+
     def check_health(self) -> None:
         self._check_alive()
         silence = time.monotonic() - self.last_heard
@@ -276,7 +280,7 @@ class ProcessClient(CoreClient):
     def _send(self, message: ToCore) -> None:
         try:
             data = self._encoder.encode(message)
-        except TypeError as error:
+        except (TypeError, OverflowError) as error:
             raise ServerError(f"only plain data can go to the engine core: {error}") from None
         self._inputs.send(data, zmq.NOBLOCK)
 

@@ -21,6 +21,7 @@ from octavo.types.sampling_params import SamplingParams
 
 MAX_CACHE_SALT = 128
 MAX_BAD_WORDS_TOKENS = 1024
+MAX_PRIORITY = 2**31 - 1  # in either direction
 PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
 TOKENIZATION_KEYS = frozenset({"add_special_tokens", "truncate_prompt_tokens"})
 
@@ -182,6 +183,11 @@ class InputProcessor:
         if params.detokenize and self._tokenizer is None:
             raise ClientError(
                 "this engine runs without a tokenizer (skip_tokenizer_init); set detokenize=False.", param="detokenize"
+            )
+        if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+            raise ClientError(
+                f"priority={priority} is not allowed; it must be an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}.",
+                param="priority",
             )
         if priority and not self._has_priorities:
             raise ClientError(

@@ -87,6 +87,7 @@ class Supervisor:
         self._make_client = make_client
         self._is_serving = True
         self._is_shut_down = False
+        self._is_paused = False  # what cores were last told
         self._has_progress = False  # whether this core has brought anything
         self._reason = ""  # why there is no core
         self._dead_error: EngineDeadError | None = None
@@ -151,6 +152,8 @@ class Supervisor:
             self._waiters.append(waiter)
             await waiter
         assert self._client is not None
+        if method == "set_paused":
+            [self._is_paused] = args
         try:
             return await self._client.call(method, *args)
         except EngineDeadError as error:
@@ -182,6 +185,9 @@ class Supervisor:
     def on_ready(self, report: StartReport) -> None:
         """A restarted core serves."""
         self._is_serving, self._has_progress = True, False
+        assert self._client is not None
+        if self._is_paused:
+            self._client.tell("set_paused", True)
         num_tokens = self._listener.progress()
         logger.warning(
             "a new engine core serves after %.1f s; %d answers go on", time.monotonic() - self._lost_at, len(num_tokens)

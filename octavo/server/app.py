@@ -6,6 +6,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo import envs
 from octavo.config.server_args import ServerArgs
+from octavo.errors import ConfigError
 from octavo.logger import hide_secrets
 from octavo.metrics import HttpCollector, StatCollector, make_registry
 from octavo.server.admin import control
@@ -16,6 +17,7 @@ from octavo.server.engine_client import EngineClient
 from octavo.server.middleware import AccessLog, Admission, ApiKey, Errors, RootPath
 from octavo.server.openai.routes import ROUTES as OPENAI_ROUTES
 from octavo.server.prompts import PromptMaker
+from octavo.server.stall_guard import StallGuard
 
 
 class Application:
@@ -25,8 +27,15 @@ class Application:
         self.context = context
         self.routes = routes
         args = context.args
-        app: ASGIApp = Errors(Admission(Router(routes, redirect_slashes=False), context.activity))
-        if keys := api_keys(args):
+        keys = api_keys(args)
+        if args.max_concurrency_per_key is not None and not keys:
+            raise ConfigError(
+                "max_concurrency_per_key counts requests by API key, but there is none; set api_key, or leave it out.",
+                param="max_concurrency_per_key",
+            )
+        app: ASGIApp = StallGuard(Router(routes, redirect_slashes=False), args.client_stall_timeout)
+        app = Errors(Admission(app, context.activity, args.max_concurrency_per_key))
+        if keys:
             hide_secrets(keys)
             app = ApiKey(app, keys)
         if args.allowed_origins:

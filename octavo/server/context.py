@@ -10,7 +10,6 @@ from octavo.config.server_args import ServerArgs
 from octavo.errors import ClientError
 from octavo.server.activity import Activity
 from octavo.server.engine_client import EngineClient
-from octavo.server.json_body import MAX_BODY_BYTES
 from octavo.server.prompts import PromptMaker
 from octavo.tokenizer.tokenizer import Tokenizer
 
@@ -21,9 +20,12 @@ class ServerContext:
     args: ServerArgs
     prompts: PromptMaker
     registry: CollectorRegistry
-    max_body_bytes: int = MAX_BODY_BYTES
     activity: Activity = field(default_factory=Activity)
     started: int = field(default_factory=lambda: int(time.time()))  # "created" of the model cards
+
+    @property
+    def max_body_bytes(self) -> int:
+        return self.args.max_body_bytes
 
     @property
     def tokenizer(self) -> Tokenizer | None:

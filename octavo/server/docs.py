@@ -28,7 +28,9 @@ _ROUTES: tuple[tuple[str, str, str, type | None, type | None], ...] = (
     ("get", "/v1/models", "Names of the model.", None, responses.ModelList),
     ("post", "/tokenize", "Text or conversation to token ids.", protocol.TokenizeRequest, responses.TokenizeResponse),
     ("post", "/detokenize", "Token ids to text.", protocol.DetokenizeRequest, responses.DetokenizeResponse),
-    ("get", "/health", "200 while the engine lives, else 503.", None, None),
+    ("get", "/health", "200 while the engine computes, 503 while it is restarted or gone.", None, None),
+    ("get", "/health/live", "200 unless the engine is gone for good.", None, None),
+    ("get", "/health/ready", "The same as /health.", None, None),
     ("get", "/version", "Version of the server.", None, responses.VersionResponse),
     ("get", "/metrics", "Prometheus metrics.", None, None),
 )

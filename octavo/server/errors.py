@@ -11,12 +11,13 @@ from collections.abc import Mapping
 import msgspec
 from starlette.exceptions import HTTPException
 
-from octavo.errors import ClientError, EngineDeadError, ServerError
+from octavo.errors import ClientError, EngineDeadError, EngineRestartingError, ServerError
 from octavo.logger import get_logger
 
 logger = get_logger(__name__)
 
 JSON_HEADERS = {"content-type": "application/json"}
+MAX_MESSAGE = 2000  # characters of an error
 RETRY_SECONDS = "1"  # what a refused client should wait: a queue that is full now is shorter in a second
 
 _TYPES = {
@@ -65,6 +66,8 @@ class Problem(msgspec.Struct):
 
 def problem(status: int, message: str, *, param: str | None = None, code: str | None = None) -> Problem:
     """Build the error body of `status`; `code` equal to the type says nothing and is left null."""
+    if len(message) > MAX_MESSAGE:  # it repeats what a client sent
+        message = f"{message[:MAX_MESSAGE]}…"
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return Problem(status, ErrorBody(ErrorDetail(message, kind, param, None if code == kind else code)))
 
@@ -84,6 +87,10 @@ def describe(error: BaseException) -> Problem:
     if isinstance(error, ShuttingDownError):
         found = problem(503, str(error), code="shutting_down")
         found.headers = {"retry-after": RETRY_SECONDS, "connection": "close"}
+        return found
+    if isinstance(error, EngineRestartingError):
+        found = problem(503, str(error), code="engine_restarting")
+        found.headers = {"retry-after": RETRY_SECONDS}
         return found
     if isinstance(error, EngineDeadError):
         return problem(503, str(error) or "the engine is not running.", code="engine_dead")

@@ -1,7 +1,7 @@
 """JSON bodies, both ways: bounded and strict in, finite and compact out.
 
 In: `application/json` only (a web page can post any other type to a loopback server without asking), at most
-`max_body_bytes`, at most `MAX_DEPTH` levels deep, an object at the top, no NaN or Infinity, types as declared (2.5 and
+`max_bytes`, at most `MAX_DEPTH` levels deep, an object at the top, no NaN or Infinity, types as declared (2.5 and
 true are not integers). Out: msgspec, which writes no NaN either.
 """
 
@@ -20,7 +20,6 @@ from octavo.server.errors import HttpError
 
 logger = get_logger(__name__)
 
-MAX_BODY_BYTES = 64 << 20  # a million-token prompt as ids is under 8 MB; leaves room for media sent inline
 MAX_DEPTH = 64
 
 T = TypeVar("T")

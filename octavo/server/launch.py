@@ -193,7 +193,7 @@ def make_server(app: Any, args: ServerArgs, on_started: Callable[[], None] | Non
     }
     config = uvicorn.Config(
         app,
-        http=http_protocol(),
+        http=http_protocol(args.max_connections, args.client_stall_timeout),
         ws="none",
         lifespan="off",
         log_level=args.uvicorn_log_level,

@@ -5,7 +5,8 @@
     (CORS)        Starlette's own; outside the key check, since preflights carry no key
     ApiKey        every route but the public ones needs a key once keys are set
     Errors        whatever is raised below becomes the OpenAI error body
-    Admission     counts requests in flight; 503 while the server drains
+    Admission     counts requests in flight; 503 while the server drains, 429 for a key that has its share
+    StallGuard    gives up on clients that stop sending or reading (stall_guard.py)
 
 The public list is compared with the very path that the router matches, so no spelling of a path (slashes, case,
 percent-encoding, root path) can be public for the one and private for the other.
@@ -16,6 +17,7 @@ import hmac
 import re
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -30,7 +32,7 @@ logger = get_logger(__name__)
 access_logger = get_logger("octavo.access")
 
 # Liveness and monitoring: no key, and served while the server drains.
-PUBLIC_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
+PUBLIC_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/version", "/metrics"})
 
 # The methods that metrics tell apart; a client may send any word.
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -127,7 +129,10 @@ class ApiKey:
         self.digests = [_digest(key) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket") or scope["path"] in PUBLIC_PATHS or self._allowed(scope):
+        if scope["type"] not in ("http", "websocket") or scope["path"] in PUBLIC_PATHS:
+            await self.app(scope, receive, send)
+        elif (key := self._matching_key(scope)) is not None:
+            scope.setdefault("state", {})["api_key"] = key
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": "unauthorized"})
@@ -140,14 +145,15 @@ class ApiKey:
             )
             await send_problem(describe(error), send)
 
-    def _allowed(self, scope: Scope) -> bool:
+    def _matching_key(self, scope: Scope) -> int | None:
+        """Which of the keys the request brings."""
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
-            return False
+            return None
         # Digests have one length, and every key is compared: the time taken tells nothing about the keys.
         given = _digest(key.strip())
         matches = [hmac.compare_digest(given, digest) for digest in self.digests]
-        return any(matches)
+        return matches.index(True) if any(matches) else None
 
 
 def _digest(key: str) -> bytes:
@@ -182,15 +188,37 @@ class Errors:
 
 
 class Admission:
-    """Count requests in flight; refuse new ones while draining. Public paths are neither counted nor refused."""
+    """Count requests in flight; refuse new ones while draining, and those of a key that has `max_per_key` running.
 
-    def __init__(self, app: ASGIApp, activity: Activity):
+    Public paths are neither counted nor refused.
+    """
+
+    def __init__(self, app: ASGIApp, activity: Activity, max_per_key: int | None = None):
         self.app = app
         self.activity = activity
+        self.max_per_key = max_per_key
+        self._num_by_key: Counter[int] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in PUBLIC_PATHS:
             await self.app(scope, receive, send)
             return
         with self.activity:
+            if self.max_per_key is None:
+                await self.app(scope, receive, send)
+            else:
+                await self._count_by_key(self.max_per_key, scope, receive, send)
+
+    async def _count_by_key(self, maximum: int, scope: Scope, receive: Receive, send: Send) -> None:
+        key = scope["state"]["api_key"]
+        if self._num_by_key[key] >= maximum:
+            raise HttpError(
+                429,
+                f"this API key has {maximum} requests running, the most allowed; try again when one has ended.",
+                code="too_many_requests",
+            )
+        self._num_by_key[key] += 1
+        try:
             await self.app(scope, receive, send)
+        finally:
+            self._num_by_key[key] -= 1

@@ -20,6 +20,7 @@ T = TypeVar("T")
 INLINE_CHARACTERS = 8192  # tokenized in about a millisecond; a thread would cost more than it saves
 # No vocabulary has longer tokens than this, so a text of more than this many characters a token of context cannot fit.
 MAX_TOKEN_CHARACTERS = 256
+MAX_DETOKENIZED = 1 << 20  # ids in one call of /detokenize
 
 
 class PromptMaker:
@@ -61,7 +62,7 @@ class PromptMaker:
                 param="chat_template",
             )
         assert request.messages is not None
-        size = _count_characters(request.messages)
+        size = _count_characters([request.messages, request.documents, request.chat_template_kwargs])
         self._check_length(size)
         tokenizer, variables = self.engine.tokenizer, self._variables(request)
 
@@ -95,6 +96,8 @@ class PromptMaker:
     async def decode(self, token_ids: list[int]) -> str:
         """The text of token ids, special tokens included."""
         tokenizer = self.engine.tokenizer
+        if len(token_ids) > MAX_DETOKENIZED:
+            raise ClientError(f"tokens holds {len(token_ids)} ids; at most {MAX_DETOKENIZED} fit.", param="tokens")
         self.check_ids(token_ids, "tokens")
         return await self._run(lambda: tokenizer.decode(token_ids, skip_special_tokens=False), len(token_ids))
 
@@ -155,7 +158,7 @@ def _check_integers(items: list[Any], place: str) -> None:
 
 
 def _count_characters(value: Any) -> int:
-    """Characters of all text inside a conversation."""
+    """Characters of all text inside a value of JSON."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):

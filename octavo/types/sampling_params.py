@@ -10,11 +10,15 @@ from octavo.errors import ClientError
 
 MAX_N = 128
 MAX_STOP_STRINGS = 64
+MAX_STOP_TOKEN_IDS = 1024
 MAX_BAD_WORDS = 128
 MAX_LOGIT_BIAS = 1024
+MAX_CHARACTERS = 1024  # of one stop string or bad word
+INT32_MAX = 2**31 - 1  # of every count: what a device's row can hold
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 # Below this temperature the softmax is one-hot in float32 anyway; treating it as greedy avoids dividing by almost nothing.
 GREEDY_TEMPERATURE = 1e-5
+MAX_SHOWN = 100  # characters of a wrong value that its error repeats
 
 
 class RequestOutputKind(enum.IntEnum):
@@ -40,7 +44,9 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True):
 
 
 def _bad(name: str, value: Any, want: str) -> ClientError:
-    return ClientError(f"{name}={value!r} is not allowed; {name} must be {want}.", param=name)
+    shown = repr(value)
+    shown = shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}…"
+    return ClientError(f"{name}={shown} is not allowed; {name} must be {want}.", param=name)
 
 
 def _is_int(value: Any) -> bool:
@@ -63,8 +69,8 @@ class BeamSearchParams(msgspec.Struct, omit_defaults=True):
     def __post_init__(self) -> None:
         if not _is_int(self.beam_width) or not 1 <= self.beam_width <= MAX_N:
             raise _bad("beam_width", self.beam_width, f"an integer from 1 to {MAX_N}")
-        if not _is_int(self.max_tokens) or self.max_tokens < 1:
-            raise _bad("max_tokens", self.max_tokens, "an integer of at least 1")
+        if not _is_int(self.max_tokens) or not 1 <= self.max_tokens <= INT32_MAX:
+            raise _bad("max_tokens", self.max_tokens, f"an integer from 1 to {INT32_MAX}")
         for name, low, high in (("temperature", 0.0, 2.0), ("length_penalty", -100.0, 100.0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
@@ -124,21 +130,20 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, dict=Fals
     def _check_counts(self) -> None:
         for name, low, high in (
             ("n", 1, MAX_N),
-            ("top_k", -1, None),
-            ("min_tokens", 0, None),
-            ("max_tokens", 0, None),
-            ("logprobs", -1, None),
-            ("prompt_logprobs", -1, None),
-            ("truncate_prompt_tokens", -1, None),
-            ("stream_interval", 1, None),
+            ("top_k", -1, INT32_MAX),
+            ("min_tokens", 0, INT32_MAX),
+            ("max_tokens", 0, INT32_MAX),
+            ("logprobs", -1, INT32_MAX),
+            ("prompt_logprobs", -1, INT32_MAX),
+            ("truncate_prompt_tokens", -1, INT32_MAX),
+            ("stream_interval", 1, INT32_MAX),
             ("seed", INT64_MIN, INT64_MAX),
         ):
             value = getattr(self, name)
             if value is None and name not in ("n", "top_k", "min_tokens"):
                 continue
-            if not _is_int(value) or value < low or (high is not None and value > high):
-                span = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
-                raise _bad(name, value, span)
+            if not _is_int(value) or not low <= value <= high:
+                raise _bad(name, value, f"an integer from {low} to {high}")
         if self.truncate_prompt_tokens == 0:
             raise _bad("truncate_prompt_tokens", 0, "-1 or at least 1")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -168,21 +173,23 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, dict=Fals
         if self.stop:
             if len(self.stop) > MAX_STOP_STRINGS:
                 raise _bad("stop", f"{len(self.stop)} strings", f"at most {MAX_STOP_STRINGS} strings")
-            if not all(isinstance(s, str) and s for s in self.stop):
-                raise _bad("stop", self.stop, "non-empty strings")
+            if not all(isinstance(s, str) and 1 <= len(s) <= MAX_CHARACTERS for s in self.stop):
+                raise _bad("stop", self.stop, f"strings of 1 to {MAX_CHARACTERS} characters")
             if not self.detokenize:
                 raise ClientError("stop strings need detokenize=True; use stop_token_ids instead.", param="stop")
         for name in ("stop_token_ids", "allowed_token_ids"):
             ids = getattr(self, name)
             if ids is not None and not all(_is_int(i) and i >= 0 for i in ids):
                 raise _bad(name, ids, "a list of token ids (integers of at least 0)")
+        if self.stop_token_ids is not None and len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise _bad("stop_token_ids", f"{len(self.stop_token_ids)} ids", f"at most {MAX_STOP_TOKEN_IDS} ids")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise _bad("allowed_token_ids", [], "a non-empty list; leave it out to allow every token")
         if self.bad_words is not None:
             if len(self.bad_words) > MAX_BAD_WORDS:
                 raise _bad("bad_words", f"{len(self.bad_words)} words", f"at most {MAX_BAD_WORDS} words")
-            if not all(isinstance(w, str) and w for w in self.bad_words):
-                raise _bad("bad_words", self.bad_words, "non-empty strings")
+            if not all(isinstance(w, str) and 1 <= len(w) <= MAX_CHARACTERS for w in self.bad_words):
+                raise _bad("bad_words", self.bad_words, f"strings of 1 to {MAX_CHARACTERS} characters")
         if self.logit_bias is not None:
             if len(self.logit_bias) > MAX_LOGIT_BIAS:
                 raise _bad("logit_bias", f"{len(self.logit_bias)} entries", f"at most {MAX_LOGIT_BIAS} entries")
@@ -203,6 +210,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, dict=Fals
                     raise ClientError(
                         f"{name} has token id {token_id}, but the vocabulary holds 0 to {vocab_size - 1}.", param=name
                     )
+        if self.allowed_token_ids is not None and len(self.allowed_token_ids) > vocab_size:
+            raise _bad("allowed_token_ids", f"{len(self.allowed_token_ids)} ids", f"at most {vocab_size} ids")
         if max_logprobs < 0:
             return
         for name in ("logprobs", "prompt_logprobs"):

@@ -211,8 +211,8 @@ def test_hanging_up_frees_everything(server, client):
 
 
 def test_death_of_the_engine(chain_llama_dir):
-    """FC-161: an open stream ends with an error, /health is 503, the process exits with 1."""
-    running = start(chain_llama_dir)
+    """FC-161, without restarts: an open stream ends with an error, /health is 503, the process exits with 1."""
+    running = start(chain_llama_dir, "--max-engine-restarts", "0")
     try:
         with httpx.Client(base_url=running.url, timeout=PATIENCE) as client:
             body = {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "stream": True}
@@ -225,6 +225,44 @@ def test_death_of_the_engine(chain_llama_dir):
             response = client.get("/health")
             assert response.status_code == 503 and response.json()["error"]["code"] == "engine_dead"
         assert running.process.wait(PATIENCE) == 1
+    finally:
+        stop(running)
+
+
+def test_a_stream_outlives_the_core(chain_llama_dir):
+    """FC-161, promise 4: clients see a pause; /health tells ready from live."""
+    running = start(chain_llama_dir)
+    try:
+        with httpx.Client(base_url=running.url, timeout=PATIENCE) as client:
+            body = {"prompt": "a", "max_tokens": 230, "ignore_eos": True, "stream": True, "seed": 5}
+
+            def read(kill: bool) -> list[str]:
+                """The text of each chunk."""
+                with client.stream("POST", "/v1/completions", json=body) as answer:
+                    lines = (line.removeprefix("data: ") for line in answer.iter_lines() if line)
+                    texts = [json.loads(next(lines))["choices"][0]["text"]]
+                    if kill:
+                        os.kill(running.core_pid(), signal.SIGKILL)
+                        problem = until_unready()
+                        assert problem["code"] == "engine_restarting" and "signal 9" in problem["message"]
+                        with httpx.Client(base_url=running.url) as other:
+                            assert other.get("/health/live").status_code == 200
+                    texts += [json.loads(line)["choices"][0]["text"] for line in lines if line != "[DONE]"]
+                return texts
+
+            def until_unready() -> dict:
+                with httpx.Client(base_url=running.url) as other:
+                    for _ in range(100_000):  # round trips
+                        response = other.get("/health")
+                        if response.status_code == 503:
+                            assert response.headers["retry-after"] == "1"
+                            return response.json()["error"]
+                raise AssertionError("the death was not noticed")
+
+            undisturbed = "".join(read(kill=False))
+            assert "".join(read(kill=True)) == undisturbed
+            assert client.get("/health").status_code == client.get("/health/ready").status_code == 200
+            assert re.search(r"^octavo:engine_restarts_total{.*} 1.0$", client.get("/metrics").text, re.MULTILINE)
     finally:
         stop(running)
 

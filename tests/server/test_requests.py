@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.server.fake_engine import FakeEngine
-from tests.server.http import chat_body, client_of, error_of, events, make_app
+from tests.server.http import chat_body, client_of, error_of, events
 
 CHAT = "/v1/chat/completions"
 POST_ROUTES = [CHAT, "/v1/completions", "/tokenize", "/detokenize"]
@@ -57,9 +57,7 @@ async def test_body_size_limit():
         for _ in range(5):
             yield b"x" * 300
 
-    app = make_app()
-    app.context.max_body_bytes = 1000
-    async with client_of(app=app) as client:
+    async with client_of(max_body_bytes=1000) as client:
         for content in (b"x" * 1001, chunks()):
             assert error_of(await client.post(CHAT, content=content, headers=JSON), 413)["code"] == "body_too_large"
         assert (await client.post(CHAT, json=chat_body())).status_code == 200

@@ -12,8 +12,16 @@ from octavo.server.openai.responses import LoadResponse, VersionResponse
 
 
 async def health(request: Request) -> Response:
-    """GET /health: 200 while the engine's loop is heard of; 503 (EngineDeadError) when it is gone or silent."""
+    """GET /health and /health/ready: 200 while the engine computes; 503 with the reason while its core is restarted."""
     await _server(request).engine.check_health()
+    return Response()
+
+
+async def health_live(request: Request) -> Response:
+    """GET /health/live: 503 only when the engine is gone for good. A restart from outside would lose what waits."""
+    engine = _server(request).engine
+    if engine.errored:
+        await engine.check_health()
     return Response()
 
 
@@ -37,6 +45,8 @@ def routes(with_load: bool) -> list[Route]:
     """The routes to mount; `/load` only when load tracking is on."""
     found = [
         Route("/health", health, methods=["GET"]),
+        Route("/health/ready", health, methods=["GET"]),
+        Route("/health/live", health_live, methods=["GET"]),
         Route("/ping", health, methods=["GET", "POST"]),
         Route("/version", version, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),

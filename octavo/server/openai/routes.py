@@ -12,6 +12,7 @@ from octavo.server.answers import EventStream, Json, run_while_connected
 from octavo.server.context import ServerContext
 from octavo.server.generation import BeamGeneration, ChoiceUpdate, Generation
 from octavo.server.json_body import convert, read_object
+from octavo.server.limits import check_extra_args, check_size
 from octavo.server.openai.call import Call, served_name
 from octavo.server.openai.chat import ChatAnswer
 from octavo.server.openai.completions import CompletionAnswer
@@ -141,6 +142,9 @@ def _generate(
     prompts: Sequence[TokensPrompt],
     params: SamplingParams,
 ) -> Generation:
+    num_prompt_tokens = sum(len(prompt["prompt_token_ids"]) for prompt in prompts)
+    check_size(params, len(prompts), num_prompt_tokens, server.model.max_model_len)
+    check_extra_args(params.extra_args)
     if server.tokenizer is None:
         params.detokenize = False
     common: dict[str, Any] = {
