@@ -8,7 +8,7 @@ MODEL ?= smollm2
 SERVE_FLAGS ?=
 PYTEST_FLAGS ?=
 
-.PHONY: install serve test lint bench clean
+.PHONY: install serve test lint bench docs clean
 
 install: $(STAMP)
 
@@ -35,6 +35,10 @@ lint: install
 bench: install
 	$(BIN)/python benchmarks/scheduler_host_cost.py
 	$(BIN)/python benchmarks/offline.py --model $(MODEL) --decode 1 8 --prefill 1x512
+
+# The pages that are made of tables in the code; a test says when they are old.
+docs: install
+	$(BIN)/python docs/generate.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

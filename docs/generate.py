@@ -76,12 +76,16 @@ def _values(field: OptionField) -> str:
     kinds |= {"str": "text", "list": "list of texts", "json": "JSON object"}
     bounds = []
     if info.low is not None:
-        bounds.append(f"≥ {info.low:g}")
+        bounds.append(f"≥ {_number(info.low)}")
     if info.above is not None:
-        bounds.append(f"> {info.above:g}")
+        bounds.append(f"> {_number(info.above)}")
     if info.high is not None:
-        bounds.append(f"≤ {info.high:g}")
+        bounds.append(f"≤ {_number(info.high)}")
     return " ".join([kinds[field.kind], *bounds, *(f"or `{word}`" for word in info.words)])
+
+
+def _number(value: float) -> str:
+    return f"{int(value):,}" if value == int(value) else str(value)
 
 
 def _shown(default: Any) -> str:
