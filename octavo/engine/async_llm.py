@@ -317,8 +317,6 @@ class AsyncLLM:
     def on_core_ready(self) -> None:
         """What waited is with the new core."""
         self._record(None, IterationStats(num_engine_restarts=1))
-        if self._is_core_paused:
-            self._repause = asyncio.get_running_loop().create_task(self._call("set_paused", True))
 
     def progress(self) -> dict[str, int]:
         """Tokens of every unfinished answer."""

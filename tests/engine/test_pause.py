@@ -1,13 +1,16 @@
 """Pausing an engine and what it logs of requests."""
 
 import asyncio
+import contextlib
 import logging
+import os
+import signal
 from dataclasses import replace
 
 import pytest
 
 from octavo.engine.async_llm import AsyncLLM
-from octavo.errors import ClientError
+from octavo.errors import ClientError, ServerError
 from octavo.types.sampling_params import RequestOutputKind, SamplingParams
 from tests.engine.fakes import make_config
 from tests.engine.test_core import make_core, request, run, tokens
@@ -82,6 +85,29 @@ async def test_keep_freezes_and_goes_on(llm):
     await llm.resume_generation()
     await running.task
     assert (len(running.token_ids), running.finish_reason) == (2000, "length")
+
+
+async def test_a_restarted_core_stays_paused(llm):
+    running = Reader(llm, "a", 1000)
+    await running.begun.wait()
+    await llm.pause_generation("keep")
+    await llm.reset_prefix_cache()  # what was on its way has arrived
+    frozen = len(running.token_ids)
+    os.kill(llm.core_pid, signal.SIGKILL)
+    await until_restarted(llm, llm.core_pid)
+    for _ in range(5):
+        await llm.reset_prefix_cache()
+    assert len(running.token_ids) <= frozen + 2  # steps in flight when the core heard of the pause
+    await llm.resume_generation()
+    await running.task
+    assert (len(running.token_ids), running.finish_reason) == (1000, "length")
+
+
+async def until_restarted(llm: AsyncLLM, old: int | None) -> None:
+    """Utilities wait for a core that serves."""
+    while llm.core_pid in (old, None):
+        with contextlib.suppress(ServerError):  # lost with the old core
+            await llm.collective_rpc("echo", args=[1])
 
 
 async def test_modes(llm):
