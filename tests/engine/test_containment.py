@@ -56,7 +56,7 @@ def requests() -> dict[str, tuple[list[int], SamplingParams]]:
     shared = [rng.randrange(3, 500) for _ in range(33)]
     found = {}
     for index in range(9):
-        prompt = shared + [5 + index] if index % 2 else [rng.randrange(3, 500) for _ in range(5 + 4 * index)]
+        prompt = [*shared, 5 + index] if index % 2 else [rng.randrange(3, 500) for _ in range(5 + 4 * index)]
         params = SamplingParams(
             temperature=0.0 if index % 3 else 1.0,
             seed=index,
