@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "pool.h"
 #include "simd.h"
@@ -12,8 +13,9 @@ namespace octavo {
 
 enum KVKind : int32_t { KV_FLOAT32 = 0, KV_FLOAT16 = 1, KV_BFLOAT16 = 2 };
 
-constexpr int64_t KEY_CHUNK = 64;     // keys whose scores are computed together
-constexpr int64_t QUERY_TOKENS = 16;  // query tokens of one unit of work in a prefill
+constexpr int64_t KEY_CHUNK = 64;     // keys whose scores are computed together in a prefill
+constexpr int64_t DECODE_CHUNK = 32;  // in a decode, where their floats must stay in the first-level cache
+constexpr int64_t QUERY_TOKENS = 32;  // query tokens of one unit of work in a prefill
 constexpr int64_t MAX_HEAD_DIM = 256;
 constexpr int64_t MAX_GROUP = 16;  // query heads that share a key head
 
@@ -195,6 +197,68 @@ static void end_softmax(const Online& state, float* values, int64_t dim, float* 
     for (int64_t d = 0; d < dim; d += LANES) store_floats(out + d, load_floats(values + d) * inverse);
 }
 
+// Where `count` tokens from `start` on lie for one key head: as floats, converted into `buffer` unless they are floats in one
+// piece already. Returns the first token's row and sets the distance between rows.
+template <typename T>
+static const float* gather_rows(const Cache& c, const int32_t* table, int64_t which, int64_t kv_head, int64_t start,
+                                int64_t count, float* buffer, int64_t& stride) {
+    const int64_t dim = c.head_dim, step = int64_t(c.num_kv_heads) * dim;
+    stride = dim;
+    for (int64_t done = 0; done < count;) {
+        const int64_t at = start + done, offset = at % c.block_size;
+        const int64_t run = std::min(count - done, c.block_size - offset);
+        const T* from = cache_row<T>(c, table[at / c.block_size], which, offset, kv_head);
+        if constexpr (std::is_same<T, float>::value) {
+            if (run == count) {
+                stride = step;
+                return from;
+            }
+        }
+        for (int64_t i = 0; i < run; i++)
+            for (int64_t d = 0; d < dim; d += LANES)
+                store_floats(buffer + (done + i) * dim + d, load_floats(from + i * step + d));
+        done += run;
+    }
+    return buffer;
+}
+
+// scores[i] = query · row i, for WIDTH vectors of head dimension at a time.
+template <int WIDTH>
+static void score_rows(const float* query, const float* rows, int64_t stride, int64_t count, int64_t dim, float* scores) {
+    for (int64_t d = 0; d < dim; d += WIDTH * LANES) {
+        F32 q[WIDTH];
+        UNROLL
+        for (int v = 0; v < WIDTH; v++) q[v] = load_floats(query + d + v * LANES);
+        for (int64_t i = 0; i < count; i++) {
+            const float* row = rows + i * stride + d;
+            F32 even{}, odd{};
+            UNROLL
+            for (int v = 0; v < WIDTH; v += 2) even += q[v] * load_floats(row + v * LANES);
+            UNROLL
+            for (int v = 1; v < WIDTH; v += 2) odd += q[v] * load_floats(row + v * LANES);
+            const float sum = sum_lanes(even + odd);
+            scores[i] = d == 0 ? sum : scores[i] + sum;
+        }
+    }
+}
+
+// values += sum over i of weights[i] * row i.
+template <int WIDTH>
+static void add_rows(const float* weights, const float* rows, int64_t stride, int64_t count, int64_t dim, float* values) {
+    for (int64_t d = 0; d < dim; d += WIDTH * LANES) {
+        F32 sum[WIDTH];
+        UNROLL
+        for (int v = 0; v < WIDTH; v++) sum[v] = load_floats(values + d + v * LANES);
+        for (int64_t i = 0; i < count; i++) {
+            const float* row = rows + i * stride + d;
+            UNROLL
+            for (int v = 0; v < WIDTH; v++) sum[v] += load_floats(row + v * LANES) * weights[i];
+        }
+        UNROLL
+        for (int v = 0; v < WIDTH; v++) store_floats(values + d + v * LANES, sum[v]);
+    }
+}
+
 // One query token, the heads of one key head, the keys [from, to): states[g] and values[g * dim] must have been begun.
 template <typename T>
 static void attend_one(const AttentionArgs& a, int64_t request, int64_t token, int64_t kv_head, int64_t from, int64_t to,
@@ -203,27 +267,22 @@ static void attend_one(const AttentionArgs& a, int64_t request, int64_t token, i
     const int64_t dim = c.head_dim, group = a.num_heads / c.num_kv_heads;
     const int32_t* table = a.block_table + request * a.table_stride;
     const float* q = a.q + (token * a.num_heads + kv_head * group) * dim;
-    float scores[MAX_GROUP][KEY_CHUNK];
-    for (int64_t start = from; start < to; start += KEY_CHUNK) {
-        const int64_t count = std::min(KEY_CHUNK, to - start);
-        for (int64_t i = 0; i < count; i++) {
-            const T* k = cache_row<T>(c, table[(start + i) / c.block_size], 0, (start + i) % c.block_size, kv_head);
-            for (int64_t g = 0; g < group; g++) {
-                F32 sum{};
-                for (int64_t d = 0; d < dim; d += LANES) sum += load_floats(q + g * dim + d) * load_floats(k + d);
-                scores[g][i] =
-                    bias_score(a, kv_head * group + g, sum_lanes(sum) * a.scale, start + i, query_pos);
-            }
+    // The widest pieces that the head dimension has and the registers hold.
+    const auto score = dim % (8 * LANES) == 0 ? score_rows<8> : dim % (4 * LANES) == 0 ? score_rows<4> : score_rows<1>;
+    const auto add = dim % (8 * LANES) == 0 ? add_rows<8> : dim % (4 * LANES) == 0 ? add_rows<4> : add_rows<1>;
+    float scores[MAX_GROUP][DECODE_CHUNK], buffer[DECODE_CHUNK * MAX_HEAD_DIM];
+    for (int64_t start = from; start < to; start += DECODE_CHUNK) {
+        const int64_t count = std::min(DECODE_CHUNK, to - start);
+        int64_t stride;
+        const float* keys = gather_rows<T>(c, table, 0, kv_head, start, count, buffer, stride);
+        for (int64_t g = 0; g < group; g++) {
+            score(q + g * dim, keys, stride, count, dim, scores[g]);
+            for (int64_t i = 0; i < count; i++)
+                scores[g][i] = bias_score(a, kv_head * group + g, scores[g][i] * a.scale, start + i, query_pos);
+            update_softmax(scores[g], count, states[g], values + g * dim, dim);
         }
-        for (int64_t g = 0; g < group; g++) update_softmax(scores[g], count, states[g], values + g * dim, dim);
-        for (int64_t i = 0; i < count; i++) {
-            const T* v = cache_row<T>(c, table[(start + i) / c.block_size], 1, (start + i) % c.block_size, kv_head);
-            for (int64_t g = 0; g < group; g++)
-                for (int64_t d = 0; d < dim; d += LANES) {
-                    float* at = values + g * dim + d;
-                    store_floats(at, load_floats(at) + load_floats(v + d) * scores[g][i]);
-                }
-        }
+        const float* rows = gather_rows<T>(c, table, 1, kv_head, start, count, buffer, stride);
+        for (int64_t g = 0; g < group; g++) add(scores[g], rows, stride, count, dim, values + g * dim);
     }
 }
 
@@ -233,18 +292,21 @@ static inline void product_rows(const float* left, int64_t left_stride, const fl
                                 int64_t depth, int64_t width, float* out, int64_t out_stride, bool accumulate) {
     for (int64_t n = 0; n < width; n += 2 * LANES) {
         F32 first[R], second[R];
+        UNROLL
         for (int r = 0; r < R; r++) {
             first[r] = accumulate ? load_floats(out + r * out_stride + n) : F32{};
             second[r] = accumulate ? load_floats(out + r * out_stride + n + LANES) : F32{};
         }
         for (int64_t k = 0; k < depth; k++) {
             const F32 a = load_floats(right + k * right_stride + n), b = load_floats(right + k * right_stride + n + LANES);
+            UNROLL
             for (int r = 0; r < R; r++) {
                 const F32 x = splat(left[r * left_stride + k]);
                 first[r] += x * a;
                 second[r] += x * b;
             }
         }
+        UNROLL
         for (int r = 0; r < R; r++) {
             store_floats(out + r * out_stride + n, first[r]);
             store_floats(out + r * out_stride + n + LANES, second[r]);
@@ -280,6 +342,28 @@ static int64_t prefill_floats(int64_t dim, int64_t group) {
     return KEY_CHUNK * (dim + wide) + rows * (KEY_CHUNK + dim + wide);
 }
 
+// Keys, transposed, and values of `count` tokens from `start` on.
+template <typename T>
+static void gather_chunk(const Cache& c, const int32_t* table, int64_t kv_head, int64_t start, int64_t count,
+                         const PrefillScratch& s) {
+    const int64_t dim = c.head_dim, wide = padded_dim(dim), step = int64_t(c.num_kv_heads) * dim;
+    float key[MAX_HEAD_DIM];
+    for (int64_t done = 0; done < count;) {
+        const int64_t at = start + done, offset = at % c.block_size;
+        const int64_t run = std::min(count - done, c.block_size - offset);
+        const T* k = cache_row<T>(c, table[at / c.block_size], 0, offset, kv_head);
+        const T* v = cache_row<T>(c, table[at / c.block_size], 1, offset, kv_head);
+        for (int64_t i = done; i < done + run; i++, k += step, v += step) {
+            for (int64_t d = 0; d < dim; d += LANES) {
+                store_floats(key + d, load_floats(k + d));
+                store_floats(s.values + i * wide + d, load_floats(v + d));
+            }
+            for (int64_t d = 0; d < dim; d++) s.keys[d * KEY_CHUNK + i] = key[d];
+        }
+        done += run;
+    }
+}
+
 // Query tokens [first, first + count) of a request (indices within its chunk), the heads of one key head.
 template <typename T>
 static void attend_block(const AttentionArgs& a, int64_t request, int64_t token_start, int64_t chunk_len, int64_t first,
@@ -304,16 +388,7 @@ static void attend_block(const AttentionArgs& a, int64_t request, int64_t token_
     const int64_t oldest = a.window > 0 ? std::max<int64_t>(0, first_pos - a.window + 1) : 0;
     for (int64_t start = oldest / KEY_CHUNK * KEY_CHUNK; start <= last_pos; start += KEY_CHUNK) {
         const int64_t keys = std::min(KEY_CHUNK, last_pos + 1 - start);
-        for (int64_t i = 0; i < keys; i++) {
-            const int64_t block = table[(start + i) / c.block_size], offset = (start + i) % c.block_size;
-            const T *k = cache_row<T>(c, block, 0, offset, kv_head), *v = cache_row<T>(c, block, 1, offset, kv_head);
-            float key[MAX_HEAD_DIM];
-            for (int64_t d = 0; d < dim; d += LANES) {
-                store_floats(key + d, load_floats(k + d));
-                store_floats(s.values + i * wide + d, load_floats(v + d));
-            }
-            for (int64_t d = 0; d < dim; d++) s.keys[d * KEY_CHUNK + i] = key[d];
-        }
+        gather_chunk<T>(c, table, kv_head, start, keys, s);
         const int64_t key_width = (keys + 2 * LANES - 1) / (2 * LANES) * (2 * LANES);
         product(s.queries, dim, s.keys, KEY_CHUNK, rows, dim, key_width, s.scores, KEY_CHUNK, false);
         const bool plain = a.softcap <= 0 && a.slopes == nullptr;

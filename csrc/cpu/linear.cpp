@@ -49,10 +49,9 @@ void quantize_row(const float* x, int64_t cols, const float* gamma, float eps, u
         inverse_rms = 1.0f / std::sqrt(sum_lanes(squares + more) / float(cols) + eps);
     }
     constexpr int PARTS = ACTIVATION_BLOCK / LANES;
-    typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
-    typedef int8_t Bytes __attribute__((vector_size(LANES)));
     for (int64_t block = 0; block < blocks; block++) {
         F32 v[PARTS], largest{};
+        UNROLL
         for (int i = 0; i < PARTS; i++) {
             const int64_t at = block * ACTIVATION_BLOCK + i * LANES;
             v[i] = load_floats(x + at);
@@ -61,33 +60,34 @@ void quantize_row(const float* x, int64_t cols, const float* gamma, float eps, u
         }
         const float top = max_lanes(largest);
         const float inverse = top > 0 ? 127.0f / top : 0.0f;
-        int32_t sum16[2] = {0, 0};
+        F32 sum[2] = {};
+        I32 q[PARTS];
+        UNROLL
         for (int i = 0; i < PARTS; i++) {
-            Ints q = __builtin_convertvector(round_even(v[i] * inverse), Ints);
-            store(quants + block * ACTIVATION_BLOCK + i * LANES, __builtin_convertvector(q, Bytes));
-            int32_t part = 0;
-            for (int lane = 0; lane < LANES; lane++) part += q[lane];
-            sum16[i * LANES / 16] += part;
+            const F32 rounded = round_even(v[i] * inverse);
+            q[i] = __builtin_convertvector(rounded, I32);
+            sum[i * LANES / 16] += rounded;  // whole numbers: exact
         }
-        const float scale = top / 127.0f;
+        store_bytes(quants + block * ACTIVATION_BLOCK, q);
+        const float scale = top / 127.0f, first = sum_lanes(sum[0]), second = sum_lanes(sum[1]);
         scales[block] = scale;
-        sums16[2 * block] = sum16[0];
-        sums16[2 * block + 1] = sum16[1];
-        sums32[block] = sum16[0] + sum16[1];
-        scaled16[2 * block] = scale * float(sum16[0]);
-        scaled16[2 * block + 1] = scale * float(sum16[1]);
-        scaled32[block] = scale * float(sums32[block]);
+        sums16[2 * block] = int32_t(first);
+        sums16[2 * block + 1] = int32_t(second);
+        sums32[block] = int32_t(first + second);
+        scaled16[2 * block] = scale * first;
+        scaled16[2 * block + 1] = scale * second;
+        scaled32[block] = scale * (first + second);
     }
 }
 
-TileKernel tile_kernel(const PackedWeight& w, int num_rows) {
+TileKernel tile_kernel(const PackedWeight& w, int num_rows, int num_tiles) {
     switch (w.kind) {
         case KIND_U4:
-            return tile_kernel_u4(w, num_rows);
+            return tile_kernel_u4(w, num_rows, num_tiles);
         case KIND_U5:
-            return tile_kernel_u5(w, num_rows);
+            return tile_kernel_u5(w, num_rows, num_tiles);
         default:
-            return tile_kernel_s8(w, num_rows);
+            return tile_kernel_s8(w, num_rows, num_tiles);
     }
 }
 
@@ -139,33 +139,40 @@ struct Block {
     int64_t count;
 };
 
-// One tile of a shard for all tokens of a block: sums[i] for token i, gain and bias applied.
-static void tile_sums(const LinearArgs& a, const Block& block, const PackedWeight& w, int64_t tile, int64_t row_offset,
-                      F32* sums) {
+typedef F32 Sums[MAX_TILES][TOKEN_BLOCK];
+
+// A few tiles of a shard for all tokens of a block: sums[t][i] for token i, gain and bias applied.
+static void tile_sums(const LinearArgs& a, const Block& block, const PackedWeight& w, int64_t tile, int tiles,
+                      int64_t row_offset, Sums sums) {
     const uint8_t* data = w.data + tile * tile_bytes(w, LANES);
     QuantRow rows[MAX_ROWS];
     for (int64_t i = 0; i < block.count; i += MAX_ROWS) {
         const int count = int(std::min<int64_t>(MAX_ROWS, block.count - i));
         for (int r = 0; r < count; r++) rows[r] = quant_row(block.rows + (i + r) * block.row_bytes, a.cols);
-        tile_kernel(w, count)(w, data, rows, sums + i);
+        tile_kernel(w, count, tiles)(w, data, rows, &sums[0][i], TOKEN_BLOCK);
     }
-    F32 bias{};
-    if (a.bias != nullptr) bias = load_bias(a.bias + row_offset + tile * LANES, w.rows - tile * LANES);
-    for (int64_t i = 0; i < block.count; i++) sums[i] = sums[i] * w.gain + bias;
+    for (int t = 0; t < tiles; t++) {
+        const int64_t row = (tile + t) * LANES;
+        F32 bias{};
+        if (a.bias != nullptr) bias = load_bias(a.bias + row_offset + row, w.rows - row);
+        for (int64_t i = 0; i < block.count; i++) sums[t][i] = sums[t][i] * w.gain + bias;
+    }
 }
 
 static void multiply_block(const LinearArgs& a, const Block& block, const Team& team) {
-    F32 sums[TOKEN_BLOCK], gated[TOKEN_BLOCK];
+    Sums sums, gated;
     int64_t first, last;
     if (a.activation != NO_ACTIVATION) {
         const PackedWeight &gate = a.shards[0], &up = a.shards[1];
         team.share((gate.rows + LANES - 1) / LANES, first, last);
-        for (int64_t tile = first; tile < last; tile++) {
-            tile_sums(a, block, gate, tile, 0, sums);
-            tile_sums(a, block, up, tile, gate.rows, gated);
-            for (int64_t i = 0; i < block.count; i++)
-                finish(a, block.first + i, tile * LANES, gate.rows - tile * LANES,
-                       activate(a.activation, sums[i]) * gated[i]);
+        for (int64_t tile = first, tiles; tile < last; tile += tiles) {
+            tiles = last - tile >= MAX_TILES ? MAX_TILES : 1;
+            tile_sums(a, block, gate, tile, int(tiles), 0, sums);
+            tile_sums(a, block, up, tile, int(tiles), gate.rows, gated);
+            for (int64_t t = 0; t < tiles; t++)
+                for (int64_t i = 0; i < block.count; i++)
+                    finish(a, block.first + i, (tile + t) * LANES, gate.rows - (tile + t) * LANES,
+                           activate(a.activation, sums[t][i]) * gated[t][i]);
         }
         return;
     }
@@ -175,14 +182,16 @@ static void multiply_block(const LinearArgs& a, const Block& block, const Team& 
     int64_t shard_start = 0, row_offset = 0;
     for (int s = 0; s < a.num_shards; s++) {
         const PackedWeight& w = a.shards[s];
-        const int64_t tiles = (w.rows + LANES - 1) / LANES;
-        const int64_t from = std::max(first - shard_start, int64_t(0)), to = std::min(last - shard_start, tiles);
-        for (int64_t tile = from; tile < to; tile++) {
-            tile_sums(a, block, w, tile, row_offset, sums);
-            for (int64_t i = 0; i < block.count; i++)
-                finish(a, block.first + i, row_offset + tile * LANES, w.rows - tile * LANES, sums[i]);
+        const int64_t all = (w.rows + LANES - 1) / LANES;
+        const int64_t from = std::max(first - shard_start, int64_t(0)), to = std::min(last - shard_start, all);
+        for (int64_t tile = from, tiles; tile < to; tile += tiles) {
+            tiles = to - tile >= MAX_TILES ? MAX_TILES : 1;
+            tile_sums(a, block, w, tile, int(tiles), row_offset, sums);
+            for (int64_t t = 0; t < tiles; t++)
+                for (int64_t i = 0; i < block.count; i++)
+                    finish(a, block.first + i, row_offset + (tile + t) * LANES, w.rows - (tile + t) * LANES, sums[t][i]);
         }
-        shard_start += tiles;
+        shard_start += all;
         row_offset += w.rows;
     }
 }

@@ -2,8 +2,8 @@
 
 namespace octavo {
 
-TileKernel tile_kernel_u5(const PackedWeight& w, int num_rows) {
-    return w.has_min ? choose_rows<KIND_U5, 32, true>(num_rows) : choose_rows<KIND_U5, 32, false>(num_rows);
+TileKernel tile_kernel_u5(const PackedWeight& w, int num_rows, int num_tiles) {
+    return w.has_min ? choose<KIND_U5, 32, true>(num_rows, num_tiles) : choose<KIND_U5, 32, false>(num_rows, num_tiles);
 }
 
 }  // namespace octavo

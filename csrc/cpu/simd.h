@@ -18,6 +18,13 @@
 #include <arm_neon.h>
 #endif
 
+// The compiler would rather keep small loops than keep their arrays in registers.
+#if defined(__clang__)
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
 namespace octavo {
 
 // Also the height of a tile of packed weights: one lane computes one output row.
@@ -159,6 +166,21 @@ inline F32 round_even(F32 x) {
     return (x + magic) - magic;  // not for -ffast-math, which would drop the pair
 }
 
+// 32 integers within ±127 as bytes.
+inline void store_bytes(int8_t* p, const I32 (&v)[32 / LANES]) {
+#if defined(OCTAVO_AVX512)
+    for (int i = 0; i < 2; i++) _mm_storeu_si128((__m128i*)(p + 16 * i), _mm512_cvtepi32_epi8((__m512i)v[i]));
+#elif defined(OCTAVO_AVX2)
+    const __m256i low = _mm256_packs_epi32((__m256i)v[0], (__m256i)v[1]);
+    const __m256i high = _mm256_packs_epi32((__m256i)v[2], (__m256i)v[3]);
+    // Packing works within halves: put the groups of four bytes back in order.
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    _mm256_storeu_si256((__m256i*)p, _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order));
+#else
+    for (int i = 0; i < 32; i++) p[i] = int8_t(v[i / LANES][i % LANES]);
+#endif
+}
+
 inline float sum_lanes(F32 v) {
     float total = 0;
 #if defined(OCTAVO_AVX512)
@@ -173,9 +195,17 @@ inline float sum_lanes(F32 v) {
     return total;
 }
 inline float max_lanes(F32 v) {
+#if defined(OCTAVO_AVX512)
+    return _mm512_reduce_max_ps((__m512)v);
+#elif defined(OCTAVO_AVX2)
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+#else
     float largest = v[0];
     for (int i = 1; i < LANES; i++) largest = v[i] > largest ? v[i] : largest;
     return largest;
+#endif
 }
 
 // exp(x) to about 2 ulp; 0 below -87, and no infinity: x is clamped at 88.
@@ -211,19 +241,29 @@ inline void dot_medium(Sum& s, U8 w, U8 a) { dot_small(s, w, a); }
 inline void dot_signed(Sum& s, U8 w, U8 a) { dot_small(s, w, a); }
 inline I32 total(const Sum& s) { return s.lanes; }
 #elif defined(OCTAVO_AVX2)
+// The sums are taken in the order written: left free, the compiler gathers all products first and runs out of registers.
+template <typename V>
+inline void keep_order(V& sum) { asm("" : "+x"(sum)); }
 // Products of small weights stay in 16 bits for a group: 8 steps of 2 * 15 * 127 fit. Larger ones are widened at once.
 constexpr int SIGNED_OFFSET = 0;
 struct Sum {
     I16 narrow{};
     I32 lanes{};
 };
-inline void dot_small(Sum& s, U8 w, U8 a) { s.narrow += (I16)_mm256_maddubs_epi16((__m256i)w, (__m256i)a); }
+inline void dot_small(Sum& s, U8 w, U8 a) {
+    s.narrow += (I16)_mm256_maddubs_epi16((__m256i)w, (__m256i)a);
+    keep_order(s.narrow);
+}
 inline I32 widen(I16 pairs) { return (I32)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16(1)); }
 // Weights below 32.
-inline void dot_medium(Sum& s, U8 w, U8 a) { s.lanes += widen((I16)_mm256_maddubs_epi16((__m256i)w, (__m256i)a)); }
+inline void dot_medium(Sum& s, U8 w, U8 a) {
+    s.lanes += widen((I16)_mm256_maddubs_epi16((__m256i)w, (__m256i)a));
+    keep_order(s.lanes);
+}
 inline void dot_signed(Sum& s, U8 w, U8 a) {
     __m256i magnitude = _mm256_abs_epi8((__m256i)w), signed_a = _mm256_sign_epi8((__m256i)a, (__m256i)w);
     s.lanes += widen((I16)_mm256_maddubs_epi16(magnitude, signed_a));
+    keep_order(s.lanes);
 }
 inline I32 total(const Sum& s) { return s.lanes + widen(s.narrow); }
 #else

@@ -150,7 +150,10 @@ class Recording:
 
 
 class BufferPool:
-    """Memory that recorded programs compute in. Programs of one pool never run at the same time, so they share it."""
+    """Memory that is lent out again and again: to the operators of a step, or to those of recorded programs.
+
+    Programs of one pool share its memory, so they never run at the same time.
+    """
 
     def __init__(self) -> None:
         self._storages: list[torch.Tensor] = []
@@ -180,6 +183,8 @@ def _num_users(tensor: torch.Tensor) -> int:
 
 
 _recording: Recording | None = None
+# Results of operators that run by themselves. Apart from the programs' memory: these may live on while a program runs.
+_results = BufferPool()
 
 
 @contextmanager
@@ -195,8 +200,8 @@ def recording(buffers: BufferPool) -> Iterator[Recording]:
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Memory for an operator's result: torch's, or the recording's."""
-    return torch.empty(shape, dtype=dtype) if _recording is None else _recording.buffers.empty(shape, dtype)
+    """Memory for an operator's result. Large results are lent from a pool: the system would take fresh pages for each."""
+    return (_results if _recording is None else _recording.buffers).empty(shape, dtype)
 
 
 def call(name: str, args: ctypes.Structure, *kept: Any) -> None:
