@@ -4,13 +4,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from octavo import envs
 from octavo.config.args import EngineArgs
 from octavo.config.engine import CacheConfig
 from octavo.config.options import OptionField, option_fields
+from octavo.config.resolve import MAX_QUEUED_IN_A_SERVER
 from octavo.config.server_args import ServerArgs
 from octavo.config.unsupported import UNSUPPORTED
 from octavo.metrics import HttpCollector, StatCollector
+from octavo.server.field_limits import BODIES, limit_of
+from octavo.server.http_protocol import MAX_HEADER_BYTES
+from octavo.server.json_body import MAX_DEPTH
+from octavo.server.limits import MAX_ANSWERS, MAX_SCORES
 
 FOLDER = Path(__file__).parent
 _NOTE = "<!-- Written by docs/generate.py; change the tables in the code instead. -->"
@@ -129,7 +136,76 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-PAGES = {"configuration.md": configuration, "metrics.md": metrics}
+def limits() -> str:
+    """docs/limits.md"""
+    lines = [
+        "# Limits",
+        "",
+        _NOTE,
+        "",
+        "What one client may ask for. A field beyond its limit is a 400 that names the field and what is allowed; nothing",
+        "is cut in silence.",
+        "",
+        "## The exchange",
+        "",
+        "| what | limit | beyond it | option |",
+        "|---|---|---|---|",
+    ]
+    lines += [f"| {' | '.join(_cell(cell) for cell in row)} |" for row in _EXCHANGE]
+    lines += [
+        "",
+        "A client that reads slowly costs no memory that grows: what it has not taken waits in the engine as one merged",
+        "piece. One that reads nothing for `--client-stall-timeout` seconds loses its connection, and its request ends.",
+        "",
+        "## All fields of a call together",
+        "",
+        "| what | limit |",
+        "|---|---|",
+        f"| prompts × `n` | {MAX_ANSWERS:,} answers |",
+        f"| prompts × `n` × `max_tokens` × (1 + `logprobs`), and prompt tokens × (1 + `prompt_logprobs`) | {MAX_SCORES:,} "
+        "log probabilities, unless `--max-logprobs -1` lifts the bound |",
+    ]
+    shown: dict[tuple[str, ...], list[str]] = {}
+    for route, body in BODIES.items():
+        for field in msgspec.structs.fields(body):
+            routes = tuple(r for r, b in BODIES.items() if _has_limit(r, b, field.name, limit_of(route, field.name)))
+            names = shown.setdefault(routes, [])
+            if field.name not in names:
+                names.append(field.name)
+    for routes, names in shown.items():
+        lines += [
+            "",
+            f"## Fields of {', '.join(f'`{route}`' for route in routes)}",
+            "",
+            "| field | limit |",
+            "|---|---|",
+        ]
+        lines += [f"| `{name}` | {_cell(limit_of(routes[0], name))} |" for name in names]
+    lines += [
+        "",
+        "A field that this server knows and does not support yet is refused by name; one that nobody knows is ignored.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _has_limit(route: str, body: type, field: str, limit: str) -> bool:
+    return field in body.__struct_fields__ and limit_of(route, field) == limit
+
+
+_EXCHANGE = (
+    ("body", f"{ServerArgs().max_body_bytes:,} bytes", "413", "`--max-body-bytes`"),
+    ("nesting of a body", f"{MAX_DEPTH} levels", "400", ""),
+    ("headers", f"{MAX_HEADER_BYTES:,} bytes (64 KiB with h11)", "closed", ""),
+    ("headers to arrive", f"{ServerArgs().client_stall_timeout:g} s", "closed", "`--client-stall-timeout`"),
+    ("pause within a body", f"{ServerArgs().client_stall_timeout:g} s", "408", "`--client-stall-timeout`"),
+    ("pause in reading an answer", f"{ServerArgs().client_stall_timeout:g} s", "closed", "`--client-stall-timeout`"),
+    ("open connections", f"{ServerArgs().max_connections:,}", "503, closed", "`--max-connections`"),
+    ("requests in flight for one key", "none", "429", "`--max-concurrency-per-key`"),
+    ("requests that wait", f"{MAX_QUEUED_IN_A_SERVER:,}", "429", "`--max-num-queued-reqs`"),
+    ("prompt tokens that wait", "none", "429", "`--max-num-queued-tokens`"),
+    ("a request id in a header", "128 characters", "replaced", ""),
+)
+PAGES = {"configuration.md": configuration, "limits.md": limits, "metrics.md": metrics}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

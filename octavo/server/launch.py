@@ -10,6 +10,7 @@ import contextlib
 import ipaddress
 import logging
 import os
+import resource
 import signal
 import socket
 import ssl
@@ -38,6 +39,7 @@ logger = get_logger(__name__)
 LAST_WORDS_SECONDS = 2.0  # for telling those who are cut off
 HEALTH_SECONDS = 1.0  # between looks at the engine
 LINGER_SECONDS = 3.0  # how long a server whose engine died still answers, with 503, before it exits
+RESERVED_FILES = 256  # besides connections: the core's sockets, libraries, logs
 INTERRUPTED_STATUS = 130  # of a start that a signal stopped
 
 
@@ -67,6 +69,7 @@ def _run(engine: AsyncLLM, args: ServerArgs, listener: socket.socket, started: f
         loop_factory = None
     else:
         loop_factory = uvloop.new_event_loop
+    _allow_open_files(args.max_connections + RESERVED_FILES)
     app = build_app(engine, args, _count(engine))
 
     def on_started() -> None:
@@ -76,6 +79,18 @@ def _run(engine: AsyncLLM, args: ServerArgs, listener: socket.socket, started: f
     server = make_server(app, args, on_started)
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         return runner.run(serve(server, listener, engine, app.context.activity, args.shutdown_timeout))
+
+
+def _allow_open_files(wanted: int) -> None:
+    """Raise this process' limit of open files as far as its user may: a connection is a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < wanted:
+        logger.warning(
+            "the system allows %d open files; max_connections=%d needs %d", hard, wanted - RESERVED_FILES, wanted
+        )
 
 
 def _count(engine: AsyncLLM) -> StatCollector | None:

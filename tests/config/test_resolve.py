@@ -9,7 +9,7 @@ import pytest
 
 from octavo.config.args import EngineArgs
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.engine import EngineConfig
+from octavo.config.engine import EngineConfig, SupervisionConfig
 from octavo.config.hf import HFConfig
 from octavo.config.resolve import Resolved, resolve
 from octavo.errors import ConfigError
@@ -351,3 +351,18 @@ def test_compilation():
     refused("models are not compiled", compilation_config={"mode": 3})
     refused("must hold positive integers", platform=FakeGpu(), compilation_config={"cudagraph_capture_sizes": [0]})
     assert config(op_providers={"*": "torch"}).compilation.op_providers == {"*": "torch"}
+
+
+def test_supervision_is_for_cores_with_a_process_of_their_own():
+    assert config().supervision == SupervisionConfig(max_restarts=5, stall_seconds=120.0)
+    made = config(max_engine_restarts=0, engine_stall_timeout=7)
+    assert made.supervision == SupervisionConfig(max_restarts=0, stall_seconds=7.0)
+    refused("nobody is left to restart it", usage="llm", max_engine_restarts=3)
+    refused("engine_stall_timeout=9.0 needs a core", usage="llm", engine_stall_timeout=9.0)
+
+
+def test_the_queue_of_a_server_is_bounded():
+    assert config().scheduler.max_num_queued_reqs == 16384
+    assert config(usage="llm").scheduler.max_num_queued_reqs is None
+    assert config(max_num_queued_reqs=7).scheduler.max_num_queued_reqs == 7
+    assert config(usage="llm", max_num_queued_reqs=7).scheduler.max_num_queued_reqs == 7

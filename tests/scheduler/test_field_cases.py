@@ -203,6 +203,34 @@ def test_fc121_better_priority_starts_next_and_ties_keep_arrival_order() -> None
     assert engine.scheduler.stats().num_preemptions == 0
 
 
+@pytest.mark.parametrize(("seconds", "last_to_go_before"), [(10.0, 49), (0.0, 99)])
+def test_fc121_nobody_starves(seconds: float, last_to_go_before: int) -> None:
+    """A stream of better requests, one a second: waiting is worth a level every `seconds`, so the worse one gets in."""
+    engine = Engine(max_num_seqs=1, policy="priority", priority_aging_seconds=seconds)
+    engine.add(make_request("worse", prompt(4), priority=5, arrival_time=0.5, max_tokens=1, ignore_eos=True))
+    better = [
+        make_request(f"b{i}", prompt(4, i), priority=0, arrival_time=1.0 + i, max_tokens=1, ignore_eos=True)
+        for i in range(100)
+    ]
+    engine.add(*better)
+    engine.run()
+    order = list(engine.finished)
+    assert order.index("worse") == last_to_go_before + 1 and order[:1] == ["b0"]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_ageing_takes_no_seat_from_equals(depth: int) -> None:
+    engine = Engine(depth=depth, max_num_seqs=2, policy="priority", priority_aging_seconds=10.0)
+    for i in range(6):
+        engine.add(
+            make_request(f"r{i}", prompt(4, i), priority=0, arrival_time=float(i), max_tokens=5, ignore_eos=True)
+        )
+        engine.step()
+    engine.run()
+    assert list(engine.finished) == [f"r{i}" for i in range(6)]
+    assert engine.scheduler.stats().num_preemptions == 0
+
+
 def test_fc121_without_the_policy_priority_is_refused() -> None:
     with pytest.raises(ClientError, match="--scheduling-policy priority"):
         Engine().add(make_request("r", prompt(4), priority=-1))

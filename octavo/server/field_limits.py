@@ -1,0 +1,100 @@
+"""What each field of each body may hold: the table behind docs/limits.md.
+
+The numbers are those that the code checks by. A test walks the bodies, so that a new field cannot be left out, and sends
+what lies beyond.
+"""
+
+from octavo.engine.input_processor import MAX_BAD_WORDS_TOKENS, MAX_CACHE_SALT, MAX_PRIORITY
+from octavo.server.limits import MAX_EXTRA_ARGS_BYTES
+from octavo.server.openai.protocol import (
+    MAX_MESSAGES,
+    MAX_PROMPTS,
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from octavo.server.prompts import MAX_DETOKENIZED, MAX_TOKEN_CHARACTERS
+from octavo.types.sampling_params import (
+    INT32_MAX,
+    MAX_BAD_WORDS,
+    MAX_CHARACTERS,
+    MAX_LOGIT_BIAS,
+    MAX_N,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+)
+
+BODIES = {
+    "POST /v1/completions": CompletionRequest,
+    "POST /v1/chat/completions": ChatCompletionRequest,
+    "POST /tokenize": TokenizeRequest,
+    "POST /detokenize": DetokenizeRequest,
+}
+
+_SWITCH = "true or false"
+_TOKENS_OF_CONTEXT = f"{MAX_TOKEN_CHARACTERS} characters a token of the context, and what fits as tokens"
+_IDS = "in the vocabulary"
+
+# By field; where a field means something else on one route, by (route, field).
+FIELDS: dict[str | tuple[str, str], str] = {
+    "model": "a served name",
+    "n": f"1 to {MAX_N}",
+    "temperature": "0 to 2",
+    "top_p": "above 0, to 1",
+    "top_k": f"-1 to {INT32_MAX}",
+    "min_p": "0 to 1",
+    "presence_penalty": "-2 to 2",
+    "frequency_penalty": "-2 to 2",
+    "repetition_penalty": "above 0, to 100",
+    "seed": "64 bits, signed",
+    "stop": f"{MAX_STOP_STRINGS} strings of 1 to {MAX_CHARACTERS} characters",
+    "stop_token_ids": f"{MAX_STOP_TOKEN_IDS} ids, {_IDS}",
+    "include_stop_str_in_output": _SWITCH,
+    "ignore_eos": _SWITCH,
+    "max_tokens": "the context",
+    "max_completion_tokens": "the context",
+    "min_tokens": "max_tokens",
+    "logprobs": "`--max-logprobs`",
+    ("POST /v1/chat/completions", "logprobs"): _SWITCH,
+    "top_logprobs": "`--max-logprobs`",
+    "prompt_logprobs": "`--max-logprobs`; not streamed",
+    "skip_special_tokens": _SWITCH,
+    "spaces_between_special_tokens": _SWITCH,
+    "truncate_prompt_tokens": "-1 to the context",
+    "stream_interval": f"1 to {INT32_MAX}",
+    "allowed_token_ids": f"as many as the vocabulary has, {_IDS}",
+    "bad_words": f"{MAX_BAD_WORDS} strings of 1 to {MAX_CHARACTERS} characters, {MAX_BAD_WORDS_TOKENS} tokens in all",
+    "logit_bias": f"{MAX_LOGIT_BIAS} entries, {_IDS}, -100 to 100",
+    "stream": _SWITCH,
+    "stream_options": "include_usage and continuous_usage_stats, true or false",
+    "echo": _SWITCH,
+    "add_special_tokens": _SWITCH,
+    "priority": f"-{MAX_PRIORITY} to {MAX_PRIORITY}; not 0 only with `--scheduling-policy priority`",
+    "cache_salt": f"1 to {MAX_CACHE_SALT} characters",
+    "request_id": "1 to 128 characters",
+    "user": "ignored",
+    "use_beam_search": _SWITCH,
+    "length_penalty": "-100 to 100",
+    "vllm_xargs": f"{MAX_EXTRA_ARGS_BYTES} bytes",
+    "return_token_ids": _SWITCH,
+    "return_tokens_as_token_ids": _SWITCH,
+    "return_token_strs": _SWITCH,
+    "prompt": f"{MAX_PROMPTS} prompts, each of {_TOKENS_OF_CONTEXT}",
+    ("POST /tokenize", "prompt"): f"one text of {MAX_TOKEN_CHARACTERS} characters a token of the context",
+    "messages": f"{MAX_MESSAGES} messages; with documents and chat_template_kwargs {_TOKENS_OF_CONTEXT}",
+    "documents": "counted with messages",
+    "chat_template_kwargs": "counted with messages; names that steer the rendering are refused",
+    "chat_template": "refused unless `--trust-request-chat-template`",
+    "reasoning_effort": "passed to the chat template",
+    "add_generation_prompt": _SWITCH,
+    "continue_final_message": _SWITCH,
+    "parallel_tool_calls": _SWITCH,
+    "include_reasoning": _SWITCH,
+    "tokens": f"{MAX_DETOKENIZED} ids, {_IDS}",
+}
+
+
+def limit_of(route: str, field: str) -> str:
+    """What the field may hold; KeyError when nobody has said."""
+    return FIELDS.get((route, field)) or FIELDS[field]
