@@ -312,11 +312,15 @@ class AsyncLLM:
     def on_core_lost(self, error: EngineDeadError) -> None:
         """Nothing runs for now; what is open waits."""
         self._outputs.on_core_lost()
-        self._record(SchedulerStats(num_waiting=len(self._outputs.progress())), None)
+        self._record_waiting(None)
 
     def on_core_ready(self) -> None:
         """What waited is with the new core."""
-        self._record(None, IterationStats(num_engine_restarts=1))
+        self._record_waiting(IterationStats(num_engine_restarts=1))
+
+    def _record_waiting(self, iteration_stats: IterationStats | None) -> None:
+        """Everything open waits; no core says so."""
+        self._record(SchedulerStats(num_waiting=len(self._outputs.progress())), iteration_stats)
 
     def progress(self) -> dict[str, int]:
         """Tokens of every unfinished answer."""
@@ -335,6 +339,7 @@ class AsyncLLM:
         logger.error("the engine gives up: %s", error)
         self._dead_error = error
         self._after(self._outputs.fail_all(error))
+        self._record_waiting(None)
 
     def _after(self, processed: Processed, scheduler_stats: SchedulerStats | None = None) -> None:
         """Do what follows from a change of requests: aborts to the core, records to the stat loggers."""

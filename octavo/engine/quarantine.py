@@ -5,7 +5,7 @@ deaths and got no token in between; a request that makes progress after each res
 the core. A suspect that was in flight all alone is the culprit. The others are tried one at a time in the next core:
 each is sent when the one before has got a token and is cleared by it. When the core does not survive a trial, the
 request on trial is tried first, and so alone, in the core after that. So finding a culprit among any number of
-requests costs at most four deaths, and no request is failed for a death that it merely attended.
+requests costs at most four deaths once it gets no further, and no request is failed for a death that it merely attended.
 """
 
 from collections.abc import Collection, Mapping
