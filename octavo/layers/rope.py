@@ -64,9 +64,10 @@ def _longrope_factor(p: dict[str, Any], max_position: int) -> float:
 
 
 class Rope(nn.Module):
-    """A table of cos and sin for every position, [max_position, rotary_dim] float32; None-like for NoPE via `Rope.none`.
+    """A table of cos and sin for every position, [max_position, rotary_dim] float32.
 
-    Applied where queries and keys are written to the cache (`ops.qkv_rope_write`), not as a call of its own.
+    Applied where queries and keys are written to the cache (`ops.qkv_rope_write`), not as a call of its own. Layers
+    without positions have None in its place.
     """
 
     def __init__(self, cos_sin: torch.Tensor, interleaved: bool = False):
@@ -103,8 +104,6 @@ class Rope(nn.Module):
             return inv_freq / p["factor"], 1.0
         if kind == "llama3":
             return _llama3(inv_freq, p), 1.0
-        if kind == "factors":  # a GGUF file's rope_freqs.weight: divisors of the plain frequencies
-            return inv_freq / torch.tensor(p["factors"], dtype=torch.float32), 1.0
         if kind == "yarn":
             return _yarn(base, dim, p, trained)
         if kind == "dynamic":
