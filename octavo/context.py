@@ -6,7 +6,7 @@ All tensors are views of the runner's persistent buffers (or padded to a graph's
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -34,8 +34,6 @@ class StepContext:
     # Host copies for kernels that loop over requests on the CPU; None inside a captured graph.
     query_start_loc_cpu: list[int] | None = None
     seq_lens_cpu: list[int] | None = None
-    # Filled by layers that memoise per-step work (for example a gathered view of the block table).
-    scratch: dict[str, object] = field(default_factory=dict)
 
 
 _current: StepContext | None = None

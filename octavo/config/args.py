@@ -62,7 +62,9 @@ class EngineArgs:
     )
     seed: int = option(0, "Seed from which requests without one of their own draw theirs.", group=_MODEL, low=0)
     trust_remote_code: bool = option(
-        False, "Run Python code that comes with the model or tokenizer. It can do anything you can.", group=_MODEL
+        False,
+        "Run Python code that comes with the tokenizer. It can do anything you can. Code of models is not run yet.",
+        group=_MODEL,
     )
     revision: str | None = option(None, "Branch, tag or commit of the model on the hub.", group=_MODEL)
     hf_token: bool | str | None = option(

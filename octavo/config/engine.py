@@ -24,8 +24,6 @@ class ModelConfig:
     max_model_len: int
     seed: int
     vocab_size: int  # rows of the output head
-    revision: str | None = None
-    trust_remote_code: bool = False
     max_logprobs: int = 20
     logprobs_mode: str = "raw_logprobs"
     # Sampling defaults from generation_config.json and --override-generation-config; empty when switched off.
@@ -70,7 +68,6 @@ class CacheConfig:
     kv_cache_memory_bytes: int | None = None
     num_blocks_override: int | None = None
     enable_prefix_caching: bool = True
-    sliding_window_enabled: bool = True
 
 
 @dataclass(frozen=True)
@@ -115,11 +112,9 @@ class CompilationConfig:
     its decode steps as they come, unless `enforce_eager`."""
 
     enforce_eager: bool = False
-    mode: int = 0  # 0: no torch.compile
     capture_sizes: list[int] = field(default_factory=list)
     attention_backend: str | None = None
     op_providers: dict[str, str] = field(default_factory=dict)
-    batch_invariant: bool = False
 
 
 @dataclass(frozen=True)

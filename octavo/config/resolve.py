@@ -110,8 +110,6 @@ def resolve(
             max_model_len=max_model_len,
             seed=args.seed,
             vocab_size=text.vocab_size,
-            revision=args.revision,
-            trust_remote_code=args.trust_remote_code,
             max_logprobs=args.max_logprobs,
             logprobs_mode=args.logprobs_mode,
             default_sampling_params=_sampling_defaults(args, generation, notes),
@@ -139,12 +137,11 @@ def resolve(
             kv_cache_memory_bytes=cache_bytes,
             num_blocks_override=args.num_gpu_blocks_override,
             enable_prefix_caching=args.enable_prefix_caching is not False,
-            sliding_window_enabled=not args.disable_sliding_window,
         ),
         scheduler=scheduler,
         parallel=ParallelConfig(executor=args.distributed_executor_backend or "uni"),
         device=DeviceConfig(platform=platform.name, device=platform.device, num_threads=platform.num_threads),
-        compilation=_compilation(args, platform, scheduler.max_num_seqs),
+        compilation=_compilation(args, platform, scheduler.max_num_seqs, model_impl, notes),
         observability=ObservabilityConfig(
             disable_log_stats=args.disable_log_stats,
             log_stats_interval=args.log_stats_interval,
@@ -565,7 +562,9 @@ def _sampling_defaults(args: EngineArgs, generation: Mapping[str, Any], notes: l
     return defaults
 
 
-def _compilation(args: EngineArgs, platform: Platform, max_num_seqs: int) -> CompilationConfig:
+def _compilation(
+    args: EngineArgs, platform: Platform, max_num_seqs: int, model_impl: str, notes: list[str]
+) -> CompilationConfig:
     details = args.compilation_config
     unknown = sorted(set(details) - set(COMPILATION_KEYS))
     if unknown:
@@ -587,6 +586,12 @@ def _compilation(args: EngineArgs, platform: Platform, max_num_seqs: int) -> Com
             f"compilation_config names capture sizes, but {reason}; leave one out.", param="compilation_config"
         )
     uses_graphs = platform.supports_graphs and not eager
+    if uses_graphs and not asked and model_impl == "transformers":
+        uses_graphs = False
+        notes.append(
+            "no graphs: code of transformers may wait for the device, which a capture forbids; name "
+            "cudagraph_capture_sizes in compilation_config where it does not"
+        )
     return CompilationConfig(
         enforce_eager=eager,
         capture_sizes=_capture_sizes(details, max_num_seqs) if uses_graphs else [],

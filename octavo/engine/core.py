@@ -90,7 +90,6 @@ class EngineCore:
     def step(self) -> EngineOutputs | None:
         """Fill the pipeline, wait for its oldest step, return what that step produced; None when nothing happened."""
         self._idle_checked = False
-        started = time.monotonic()
         while self._has_room() and (step := self._scheduler.schedule()) is not None:
             if self._recorder is not None:
                 self._recorder.begin(step)
@@ -107,12 +106,8 @@ class EngineCore:
         elif not self._pending:
             return None
         outputs, self._pending = self._pending, []
-        now = time.monotonic()
-        stats = None
-        if self._wants_stats:
-            stats = self._scheduler.stats()
-            stats.step_seconds = now - started
-        return EngineOutputs(outputs, stats, now)
+        stats = self._scheduler.stats() if self._wants_stats else None
+        return EngineOutputs(outputs, stats, time.monotonic())
 
     def on_idle(self) -> None:
         """Nothing is left to do: every KV block must be back. Checked once each time the core falls idle."""

@@ -44,9 +44,6 @@ def materialise(
                 layer.method.create_weights(layer)
             elif isinstance(layer, Embedding):
                 method_for(path, layer).create_table(layer)
-        tie = getattr(model, "tie_weights", None)
-        if tie is not None:
-            tie()
     return model.eval()
 
 

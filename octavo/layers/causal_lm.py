@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from octavo.layers.embedding import Embedding, LMHead
+from octavo.layers.embedding import LMHead
 
 
 class CausalLM(nn.Module):
@@ -31,10 +31,6 @@ class CausalLM(nn.Module):
 
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """hidden_states [rows, hidden] → [rows, vocab] in the model's dtype."""
-        raise NotImplementedError
-
-    def embed_tokens(self) -> Embedding:
-        """The input embedding, for tied heads and multimodal inputs."""
         raise NotImplementedError
 
     def remap(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:

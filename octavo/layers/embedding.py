@@ -25,7 +25,7 @@ class Embedding(nn.Module):
 
 
 class LMHead(Linear):
-    """Hidden states to logits. `tie(embedding)` makes it use the embedding's table.
+    """Hidden states to logits. Where a model ties it to its embedding, the loader lets both share one table.
 
     The final norm is its prologue: only the rows that need logits are normalised.
     """
@@ -36,10 +36,6 @@ class LMHead(Linear):
         super().__init__(hidden_size, vocab_size, bias)
         self.logits_scale = logits_scale
         self.softcap = softcap
-
-    def tie(self, table: Embedding) -> None:
-        """Share the embedding's weight; called once the weights exist."""
-        self.weight = table.weight
 
     def forward(self, hidden_states: torch.Tensor, norm: RMSNorm | None = None) -> torch.Tensor:  # type: ignore[override]
         logits = self.method.apply(self, hidden_states, norm, None, None, 1.0)

@@ -16,7 +16,6 @@ from octavo.logger import get_logger
 
 logger = get_logger(__name__)
 
-JSON_HEADERS = {"content-type": "application/json"}
 MAX_MESSAGE = 2000  # characters of an error
 RETRY_SECONDS = "1"  # what a refused client should wait: a queue that is full now is shorter in a second
 

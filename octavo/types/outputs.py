@@ -1,7 +1,7 @@
 """What the engine says back: `EngineOutput` crosses the process border, `RequestOutput` is what users get."""
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -128,4 +128,3 @@ class RequestOutput:
     lora_request: Any = None
     num_cached_tokens: int = 0
     error: str | None = None
-    kv_transfer_params: dict[str, Any] | None = field(default=None)

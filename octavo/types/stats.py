@@ -14,7 +14,3 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     num_preemptions: int = 0
     num_prompt_tokens: int = 0  # prompt tokens computed in this step
     num_generation_tokens: int = 0
-    num_drafts: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    step_seconds: float = 0.0

@@ -52,7 +52,6 @@ class SchedulerOutput(msgspec.Struct, array_like=True):
     num_scheduled_tokens: list[int]
     samples: list[bool]  # whether the row's last scheduled token is its last known one, so that a new token is sampled
     total_num_scheduled_tokens: int
-    bitmask_rows: list[int] = []  # rows whose logits a grammar masks in this step
 
 
 class ModelRunnerOutput(msgspec.Struct, array_like=True):

