@@ -196,7 +196,7 @@ def test_context_from_the_model_and_from_rope_scaling():
     llama3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 1024}
     assert config(hf={"rope_scaling": llama3}).model.max_model_len == 8192
     assert config(hf={"sliding_window": 1024}).model.max_model_len == 8192
-    capped = config(hf={"sliding_window": 1024}, disable_sliding_window=True)
+    assert config(hf={"sliding_window": 1024}, disable_sliding_window=True).model.max_model_len == 1024
 
 
 def test_context_longer_than_the_model_is_refused_unless_overridden():
