@@ -5,8 +5,9 @@ requests in the engine as they close.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.types import Receive, Scope, Send
@@ -29,9 +30,10 @@ class ClientGoneError(Exception):
     """The client closed the connection; there is nobody left to answer."""
 
 
-def sse(value: Any) -> bytes:
-    """One server-sent event."""
-    return b"data: " + encode(value) + b"\n\n"
+def sse(value: Any, event: str | None = None) -> bytes:
+    """One server-sent event, with its name where the API names them."""
+    data = b"data: " + encode(value) + b"\n\n"
+    return data if event is None else b"event: " + event.encode() + b"\n" + data
 
 
 class Json:
@@ -49,12 +51,24 @@ class Json:
         await send({"type": "http.response.body", "body": self.body})
 
 
-class EventStream:
-    """Server-sent events from a generator of frames; an error on the way becomes the last event but [DONE]."""
+@dataclass(frozen=True, slots=True)
+class StreamStyle:
+    """How one API's streams end."""
 
-    def __init__(self, frames: AsyncGenerator[bytes, None], activity: Activity):
+    fail: Callable[[BaseException], bytes]  # the event that tells an error
+    end: bytes  # what follows the last event
+
+
+OPENAI_STREAM = StreamStyle(lambda error: sse(describe(error).body), DONE)
+
+
+class EventStream:
+    """Server-sent events from a generator of frames; an error on the way becomes the last event."""
+
+    def __init__(self, frames: AsyncGenerator[bytes, None], activity: Activity, style: StreamStyle = OPENAI_STREAM):
         self.frames = frames
         self.activity = activity
+        self.style = style
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": _EVENT_STREAM_HEADERS})
@@ -63,9 +77,8 @@ class EventStream:
         except ClientGoneError:
             return
         except Exception as error:
-            await self._write(send, sse(describe(error).body))
-        await self._write(send, DONE)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._write(send, self.style.fail(error))
+        await send({"type": "http.response.body", "body": self.style.end, "more_body": False})
 
     async def _pump(self, send: Send) -> None:
         async with aclosing(self.frames) as frames:
