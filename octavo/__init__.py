@@ -22,6 +22,7 @@ _LAZY = {
     "AdapterLogitsProcessor": "octavo.worker.custom_logits",
     "BatchUpdate": "octavo.worker.custom_logits",
     "BeamSearchParams": "octavo.types.sampling_params",
+    "StructuredOutputsParams": "octavo.types.structured_outputs",
     "TextPrompt": "octavo.types.prompts",
     "TokensPrompt": "octavo.types.prompts",
 }
@@ -39,6 +40,7 @@ __all__ = [
     "LogitsProcessor",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
     "__version__",
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from octavo.types.outputs import CompletionOutput, RequestOutput
     from octavo.types.prompts import TextPrompt, TokensPrompt
     from octavo.types.sampling_params import BeamSearchParams, SamplingParams
+    from octavo.types.structured_outputs import StructuredOutputsParams
     from octavo.worker.custom_logits import AdapterLogitsProcessor, BatchUpdate, LogitsProcessor
 
 

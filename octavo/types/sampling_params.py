@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from octavo.errors import ClientError
+from octavo.types.structured_outputs import StructuredOutputsParams
 
 MAX_N = 128
 MAX_STOP_STRINGS = 64
@@ -27,20 +28,6 @@ class RequestOutputKind(enum.IntEnum):
     CUMULATIVE = 0  # everything so far
     DELTA = 1  # what is new
     FINAL_ONLY = 2  # one output at the end
-
-
-class StructuredOutputsParams(msgspec.Struct, omit_defaults=True):
-    """A constraint on the text: exactly one of the first six fields."""
-
-    json: str | dict[str, Any] | None = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
-    structural_tag: str | dict[str, Any] | None = None
-    disable_any_whitespace: bool = False
-    disable_additional_properties: bool = False
-    whitespace_pattern: str | None = None
 
 
 def _bad(name: str, value: Any, want: str) -> ClientError:
