@@ -1,8 +1,11 @@
 """From generated text to what an answer is made of: the seam between the engine's output and every API.
 
-A machine is fed each delta of one choice in order and answers with events. Today there is one kind of text, content;
-reasoning and tool calls are further machines that emit further events, and no route changes its loop for them. Whatever
-the machine, feeding a text in one piece or character by character must come to the same events once joined.
+A machine is fed each delta of one choice in order and answers with events. No route parses text: what an answer
+consists of (reasoning, content, tool calls) is told by events, and a whole answer is its events folded. Whatever the
+machine, feeding a text in one piece or character by character comes to the same events once neighbours are joined.
+
+The order of events: any mixture of `ReasoningDelta`, `ContentDelta` and tool calls, a call being one `ToolCallStart`,
+its `ToolCallArguments`, and `ToolCallEnd`, with nothing in between; `Finish` comes last, once.
 """
 
 from dataclasses import dataclass
@@ -17,13 +20,44 @@ class ContentDelta:
 
 
 @dataclass(slots=True, frozen=True)
+class ReasoningDelta:
+    """More of the thinking before (or between) the answer's text."""
+
+    text: str
+
+
+@dataclass(slots=True, frozen=True)
+class ToolCallStart:
+    """A call begins: of a tool that was offered, with an id that no other call of the conversation has."""
+
+    index: int  # of the call within the choice, from 0
+    id: str
+    name: str
+
+
+@dataclass(slots=True, frozen=True)
+class ToolCallArguments:
+    """More of a call's arguments. Joined they are one JSON object, unless the answer was cut or the model erred."""
+
+    index: int
+    text: str
+
+
+@dataclass(slots=True, frozen=True)
+class ToolCallEnd:
+    """The call is complete. A call that the answer's end cut short has no such event."""
+
+    index: int
+
+
+@dataclass(slots=True, frozen=True)
 class Finish:
     """The end of the choice, with the reason its client is told (a machine may know better than the engine)."""
 
     reason: str
 
 
-Event = ContentDelta | Finish
+Event = ContentDelta | ReasoningDelta | ToolCallStart | ToolCallArguments | ToolCallEnd | Finish
 
 
 class TextMachine(Protocol):
