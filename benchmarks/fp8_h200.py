@@ -391,15 +391,15 @@ def launch_everything(models: list[str], sweep: bool) -> None:
 
 def compile_ahead(models: list[str], sweep: bool, jobs: int) -> None:
     """Fill Triton's cache; runs in a process that never touches the GPU."""
-    from benchmarks.precompile_triton import compile_all, install_stand_in_driver
+    from octavo.ops.triton_compile import compile_all, encode, install_stand_in_driver
 
-    install_stand_in_driver()
+    install_stand_in_driver(90)
     launches, start = [], time.time()
     for pdl in (True, False):
         with override_pdl(pdl), override_device_name("NVIDIA H200"), record_launches() as recorded:
             launch_everything(models, sweep and pdl)
         launches += recorded
-    kernels, failures = compile_all(launches, jobs)
+    kernels, failures = compile_all(encode(launches), jobs)
     print(f"compiled {kernels} kernels, {failures} failed, {time.time() - start:.1f} s", flush=True)
     sys.exit(bool(failures))
 

@@ -5,6 +5,7 @@ import triton.language as tl
 
 from octavo.ops.inputs import prepare_inputs, store_sampled
 from octavo.ops.triton_support import has_triton, runs_on_triton
+from octavo.ops.triton_utils import launch
 
 TOKENS_AT_ONCE = 256
 TABLE_AT_ONCE = 512
@@ -77,7 +78,9 @@ def _prepare_inputs_triton(
     # The first group's launch advances the counters, so it comes last.
     for group in reversed(range(len(block_tables))):
         table = block_tables[group]
-        _prepare_kernel[(rows.shape[0],)](
+        launch(
+            _prepare_kernel,
+            (rows.shape[0],),
             rows,
             query_start_loc,
             num_computed,
@@ -114,6 +117,15 @@ def _store_kernel(sampled, rows, seq_lens, token_ids, num, max_len, scratch, BLO
 @store_sampled.register("triton", supported=has_triton, accepts=lambda sampled, *_: runs_on_triton(sampled))
 def _store_sampled_triton(sampled, rows, seq_lens, token_ids):
     num = sampled.shape[0]
-    _store_kernel[(triton.cdiv(num, 128),)](
-        sampled, rows, seq_lens, token_ids, num, token_ids.shape[1], token_ids.shape[0] - 1, BLOCK=128
+    launch(
+        _store_kernel,
+        (triton.cdiv(num, 128),),
+        sampled,
+        rows,
+        seq_lens,
+        token_ids,
+        num,
+        token_ids.shape[1],
+        token_ids.shape[0] - 1,
+        BLOCK=128,
     )

@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from octavo.ops.triton_utils import launch
+
 # Bit 30 of a count says that the token is in the prompt; a context is far shorter than 2^30.
 _IN_PROMPT = tl.constexpr(1 << 30)
 # Elements a program handles; both kernels are bound by memory, 8 to 16 elements a thread keep enough loads in flight.
@@ -26,19 +28,23 @@ def apply_penalties(
     num, vocab_size = logits.shape
     counts = torch.zeros(num, vocab_size, dtype=torch.int32, device=logits.device)
     penalties = (repetition, presence, frequency)
-    _count_tokens[(triton.cdiv(token_ids.shape[1], _BLOCK), num)](
-        rows, token_ids, num_prompt, num_tokens, *penalties, counts, token_ids.stride(0), vocab_size,
+    launch(
+        _count_tokens, (triton.cdiv(token_ids.shape[1], _BLOCK), num), rows, token_ids, num_prompt, num_tokens,
+        *penalties, counts, token_ids.stride(0), vocab_size,
         BLOCK=_BLOCK, **_EXACT,
     )  # fmt: skip
-    _penalize[(triton.cdiv(vocab_size, _BLOCK), num)](
-        logits, rows, *penalties, counts, logits.stride(0), vocab_size, BLOCK=_BLOCK, **_EXACT
-    )
+    launch(
+        _penalize, (triton.cdiv(vocab_size, _BLOCK), num), logits, rows, *penalties, counts, logits.stride(0), vocab_size,
+        BLOCK=_BLOCK, **_EXACT,
+    )  # fmt: skip
 
 
 def apply_token_bitmask(logits: torch.Tensor, bitmask: torch.Tensor, indices: torch.Tensor | None) -> None:
     """See `octavo.ops.logits.apply_token_bitmask`."""
     vocab_size = logits.shape[1]
-    _mask_tokens[(triton.cdiv(vocab_size, _BLOCK), bitmask.shape[0])](
+    launch(
+        _mask_tokens,
+        (triton.cdiv(vocab_size, _BLOCK), bitmask.shape[0]),
         logits,
         bitmask,
         bitmask if indices is None else indices,

@@ -16,6 +16,8 @@ import torch
 import triton
 import triton.language as tl
 
+from octavo.ops.triton_utils import launch
+
 # A chunk is what one program keeps in registers: 16 floats a thread. 128k tokens are 64 chunks, half an H200's SMs:
 # a single row is read at once; larger chunks would leave memory bandwidth idle at batch 1.
 CHUNK = tl.constexpr(2048)
@@ -69,8 +71,8 @@ def sample(
         candidate_ids = torch.empty(num, CANDIDATES.value, dtype=torch.int32, device=device)
     params = (rows, positions, temperature, top_k, top_p, min_p, seeds)
     shape = (vocab_size, logits.stride(0), num_chunks)
-    _score[(num_chunks, num)](
-        logits, *params, best, best_id, histogram, mass, num_candidates, *shape,
+    launch(
+        _score, (num_chunks, num), logits, *params, best, best_id, histogram, mass, num_candidates, *shape,
         ALL_GREEDY=all_greedy, ANY_FILTER=any_filter, num_warps=4, **_EXACT,
     )  # fmt: skip
     max_chunks = triton.next_power_of_2(num_chunks)
@@ -78,14 +80,16 @@ def sample(
         parts = min(num_chunks, triton.cdiv(TARGET_PROGRAMS, num))
         grid = (parts, num)
         tail = (*shape, triton.cdiv(num_chunks, parts))
-        _histogram[grid](logits, *params, best, histogram, mass, *tail, MAX_CHUNKS=max_chunks, num_warps=4, **_EXACT)
-        _gather[grid](
-            logits, *params, best, histogram, num_candidates, candidates, candidate_ids, *tail,
+        launch(
+            _histogram, grid, logits, *params, best, histogram, mass, *tail, MAX_CHUNKS=max_chunks, num_warps=4, **_EXACT
+        )  # fmt: skip
+        launch(
+            _gather, grid, logits, *params, best, histogram, num_candidates, candidates, candidate_ids, *tail,
             MAX_CHUNKS=max_chunks, num_warps=4, **_EXACT,
         )  # fmt: skip
-    _choose[(num,)](
-        logits, *params, best, best_id, mass, num_candidates, candidates, candidate_ids, token_ids, is_bad, *shape,
-        MAX_CHUNKS=max_chunks, ANY_FILTER=any_filter, num_warps=8 if any_filter else 4, **_EXACT,
+    launch(
+        _choose, (num,), logits, *params, best, best_id, mass, num_candidates, candidates, candidate_ids, token_ids, is_bad,
+        *shape, MAX_CHUNKS=max_chunks, ANY_FILTER=any_filter, num_warps=8 if any_filter else 4, **_EXACT,
     )  # fmt: skip
     return token_ids, is_bad
 

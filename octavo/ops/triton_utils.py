@@ -19,6 +19,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ _TUNED_DIR = Path(__file__).parent / "tuned"
 _NUM_COUNTERS = 1 << 16
 
 _pdl_override: bool | None = None
-_recorded: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] | None = None
+_recorded: list["Launch"] | None = None
 _scratch: dict[tuple[str, torch.device], torch.Tensor] = {}
 _retired: list[torch.Tensor] = []
 _device_name_override: str | None = None
@@ -55,23 +56,34 @@ def override_pdl(value: bool) -> Iterator[None]:
         _pdl_override = previous
 
 
+@dataclass(frozen=True)
+class Launch:
+    """A launch that was noted instead of made. Tensors among the arguments are known by their dtype alone."""
+
+    kernel: Any
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+
+
 def launch(
     kernel: Any, grid: tuple[int, ...], *args: Any, num_warps: int = 4, pdl: bool | None = None, **constants: Any
 ) -> None:
-    """Launch a kernel that takes PDL as a constexpr; inside `record_launches` only note what would be launched."""
-    pdl = uses_pdl() if pdl is None else pdl
-    options: dict[str, Any] = {**constants, "PDL": pdl, "num_warps": num_warps}
-    if pdl:
-        options["launch_pdl"] = True
+    """Launch a kernel, as a programmatic dependent where it has a constexpr PDL; inside `record_launches` only note it."""
+    options: dict[str, Any] = {**constants, "num_warps": num_warps}
+    if "PDL" in kernel.arg_names:
+        options["PDL"] = uses_pdl() if pdl is None else pdl
+        if options["PDL"]:
+            options["launch_pdl"] = True
     if _recorded is not None:
-        _recorded.append((kernel, args, options))
+        noted = tuple(a.dtype if isinstance(a, torch.Tensor) else a for a in args)
+        _recorded.append(Launch(kernel, noted, options))
         return
     kernel[grid](*args, **options)
 
 
 @contextlib.contextmanager
-def record_launches() -> Iterator[list[tuple[Any, tuple[Any, ...], dict[str, Any]]]]:
-    """Collect (kernel, arguments, options) of every launch instead of running it: the list of what to compile ahead."""
+def record_launches() -> Iterator[list[Launch]]:
+    """Collect every launch instead of running it: the list of what to compile ahead."""
     global _recorded
     previous, _recorded = _recorded, []
     try:

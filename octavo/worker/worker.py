@@ -18,10 +18,13 @@ from octavo.loader import load_model
 from octavo.logger import get_logger
 from octavo.models.registry import model_class
 from octavo.ops.registry import REGISTRY, force_providers
+from octavo.ops.triton_compile import KernelCompiler
+from octavo.ops.triton_support import has_triton
+from octavo.ops.triton_utils import record_launches
 from octavo.platforms import get_platform
 from octavo.types.kv_spec import KVCacheConfig, KVGroup, KVSpec
 from octavo.types.sampling_params import SamplingParams
-from octavo.types.step import SchedulerOutput
+from octavo.types.step import NewRow, SchedulerOutput, TokenMasks
 from octavo.worker.cpu_programs import CpuPrograms
 from octavo.worker.custom_logits import make_custom_processors, validate_params
 from octavo.worker.graphs import DecodeGraphs
@@ -30,11 +33,21 @@ from octavo.worker.memory import MemoryPlan, count_blocks, measure_working_bytes
 from octavo.worker.model_runner import ModelRunner, StepHandle
 from octavo.worker.rows import Rows
 from octavo.worker.sampler import Sampler
+from octavo.worker.sleep import HostWeights, release_memory
 
 logger = get_logger(__name__)
 
 # The CPU's worst step is measured on a fraction of its tokens and scaled: running it whole would take seconds of the start.
 CPU_MEASURED_TOKENS = 256
+
+# Token counts of mixed steps that between them meet every kernel the linears choose by the number of tokens.
+MIXED_STEP_TOKENS = (1, 2, 16, 32, 64, 128, 256, 1024)
+
+# Sampling parameters that between them use every kernel a plain greedy step does without.
+SAMPLING_EXTRAS = (
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=1.0, top_p=0.5, repetition_penalty=1.1),
+)
 
 
 class Worker:
@@ -45,6 +58,8 @@ class Worker:
         self.device = torch.device(config.device.device)
         self.dtype = getattr(torch, config.model.dtype)
         self.model: Any = None
+        self._host_weights: HostWeights | None = None  # while the model's own are away
+        self._kv: KVCacheConfig
         self.runner: ModelRunner
         self.rows: Rows
         if config.device.num_threads:
@@ -54,6 +69,13 @@ class Worker:
         ops.load_providers()
         force_providers(config.compilation.op_providers, config.compilation.attention_backend)
         self.custom_processors = make_custom_processors(config, self.device)
+        self._kernel_compiler = self._make_kernel_compiler()
+
+    def _make_kernel_compiler(self) -> KernelCompiler | None:
+        if self.device.type != "cuda" or torch.version.hip or not has_triton():
+            return None
+        major, minor = torch.cuda.get_device_capability(self.device)
+        return KernelCompiler(major * 10 + minor)
 
     @torch.no_grad()
     def load_model(self) -> None:
@@ -87,6 +109,7 @@ class Worker:
         """Measure the worst step, subtract, and see how many blocks are left."""
         scheduler, cache = self.config.scheduler, self.config.cache
         self._make_runner(KVCacheConfig(2, groups))
+        self._compile_kernels()
         weights = weight_bytes(self.model)
         tokens, requests = (
             scheduler.max_num_batched_tokens,
@@ -141,6 +164,31 @@ class Worker:
             num_blocks=num_blocks,
         )
 
+    def _compile_kernels(self) -> None:
+        """Note what every kind of step would launch, and have it all compiled before the first one runs."""
+        if self._kernel_compiler is None:
+            return
+        runner, max_tokens = self.runner, self.config.scheduler.max_num_batched_tokens
+        requests = min(self.config.scheduler.max_num_seqs, max_tokens)
+        with record_launches() as launches:
+            for tokens in (*MIXED_STEP_TOKENS, max_tokens):
+                runner.dummy_step(min(tokens, max_tokens), 1)
+            runner.dummy_step(max_tokens, requests)
+            runner.dummy_step(requests, requests)
+            for size in self._capture_sizes():
+                runner.decode_step(size)
+            for params in SAMPLING_EXTRAS:
+                runner.sampler.add_row(runner.rows.scratch, NewRow(runner.rows.scratch, "", [], 0, 0, params, [], []))
+                runner.dummy_step(1, 1)
+                runner.sampler.remove_row(runner.rows.scratch)
+        self._kernel_compiler.compile(launches)
+
+    def _capture_sizes(self) -> list[int]:
+        """Batch sizes whose decode step becomes a CUDA graph."""
+        if self.device.type != "cuda" or self.config.compilation.enforce_eager:
+            return []
+        return [size for size in self.config.compilation.capture_sizes if size <= self.config.scheduler.max_num_seqs]
+
     def _device_memory(self) -> tuple[int, int]:
         if self.device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self.device)
@@ -189,25 +237,69 @@ class Worker:
         for layer in attention_layers(self.model).values():
             layer.kv_cache = torch.empty(0)  # drop the measuring one first
         self._make_runner(kv)
+        self._kv = kv
 
     def warm_up(self) -> None:
         """Run what would be slow the first time: kernels, then graphs."""
         started = time.perf_counter()
-        scheduler, compilation = self.config.scheduler, self.config.compilation
         self.runner.dummy_step(1, 1)
-        if self.device.type == "cuda" and not compilation.enforce_eager:
-            sizes = [size for size in compilation.capture_sizes if size <= scheduler.max_num_seqs]
+        if sizes := self._capture_sizes():
             self.runner.graphs = DecodeGraphs(self.runner.decode_step, sizes)
             self.runner.graphs.capture()
-        elif self.device.type == "cpu" and not compilation.enforce_eager:
-            self.runner.graphs = CpuPrograms.try_make(self.runner, scheduler.max_num_seqs)
+        elif self.device.type == "cpu" and not self.config.compilation.enforce_eager:
+            self.runner.graphs = CpuPrograms.try_make(self.runner, self.config.scheduler.max_num_seqs)
         logger.info("warm-up took %.2f s", time.perf_counter() - started)
         serving = ", ".join(f"{name}={op.chosen()}" for name, op in sorted(REGISTRY.items()) if op.chosen() != "torch")
         logger.info("operators served by: %s; the others by torch", serving)
 
+    def free_cache(self) -> None:
+        """Sleep: let go of the KV cache, and of rows, buffers and graphs with it."""
+        runner = vars(self).pop("runner", None)  # none, when making one failed
+        if runner is not None:
+            runner.graphs = None  # they hold the runner, and the runner them
+        vars(self).pop("rows", None)
+        for layer in attention_layers(self.model).values():
+            layer.kv_cache = torch.empty(0)
+        release_memory(self.device)
+
+    def restore_cache(self) -> None:
+        """Undo `free_cache`, by the calls of the start."""
+        try:
+            self.initialize_kv_cache(self._kv)
+            self.warm_up()
+        except Exception:
+            self.free_cache()
+            raise
+
+    @torch.no_grad()
+    def free_weights(self, level: int) -> None:
+        """Sleep: keep the weights in host memory (level 1; on a CPU they are there), or forget them (level 2)."""
+        if level == 2:
+            self.model = None
+        elif self.device.type != "cpu":
+            self._host_weights = HostWeights(self.model)
+        release_memory(self.device)
+
+    @torch.no_grad()
+    def restore_weights(self) -> None:
+        """Undo `free_weights`; what was forgotten is read from disk."""
+        if self.model is None:
+            try:
+                self.load_model()
+            except Exception:
+                self.model = None
+                raise
+        elif self._host_weights is not None:
+            self._host_weights.restore()
+            self._host_weights = None
+
     def execute(self, step: SchedulerOutput) -> StepHandle:
         """Launch one step."""
         return self.runner.execute(step)
+
+    def sample(self, masks: TokenMasks) -> None:
+        """Launch the rest of the last step, which awaits these."""
+        self.runner.sample(masks)
 
     def validate_params(self, params: SamplingParams) -> None:
         """Raise ClientError when a custom logits processor cannot take a request."""

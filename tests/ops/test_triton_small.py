@@ -132,8 +132,8 @@ def test_recorded_launches_run_nothing():
     x = torch.empty(3, 64, device="meta")
     with triton_utils.record_launches() as launches:
         rms_norm_triton(x, x[0], 1e-5)
-    ((_, args, options),) = launches
-    assert args[0] is x and options["WIDTH"] == 64 and "launch_pdl" not in options
+    (launch,) = launches
+    assert launch.args[0] is torch.float32 and launch.options["WIDTH"] == 64 and "launch_pdl" not in launch.options
 
 
 def test_outgrown_scratch_stays_alive():
