@@ -180,6 +180,12 @@ class InputProcessor:
                 f"extra_args={sorted(params.extra_args)} has no taker: no logits processor or connector is loaded.",
                 param="extra_args",
             )
+        if params.thinking_token_budget is not None and params.thinking_token_budget >= 0 and params.reasoning is None:
+            raise ClientError(
+                f"thinking_token_budget={params.thinking_token_budget} needs a model whose reasoning format is known; "
+                "start the server with --reasoning-parser, or leave it out.",
+                param="thinking_token_budget",
+            )
         if params.detokenize and self._tokenizer is None:
             raise ClientError(
                 "this engine runs without a tokenizer (skip_tokenizer_init); set detokenize=False.", param="detokenize"

@@ -30,6 +30,21 @@ class RequestOutputKind(enum.IntEnum):
     FINAL_ONLY = 2  # one output at the end
 
 
+class ReasoningSection(msgspec.Struct, array_like=True, omit_defaults=True):
+    """Where an answer's reasoning ends, in terms of text and tokens. Whoever knows the model's format fills it in.
+
+    The section is open from the first token on, or opened by `start`; the first `end` behind that closes it for good. A
+    mark that is no token of its own may run into its neighbours (`>` and a newline can be one token): to find one, look at
+    the text of the tokens; `end_token_ids` are for writing it.
+    """
+
+    is_open: bool  # the answer begins inside the section
+    start: str
+    end: str
+    start_token_ids: list[int]
+    end_token_ids: list[int]
+
+
 def _bad(name: str, value: Any, want: str) -> ClientError:
     shown = repr(value)
     shown = shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}…"
@@ -96,6 +111,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, dict=Fals
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     stream_interval: int | None = None
     structured_outputs: StructuredOutputsParams | None = None
+    thinking_token_budget: int | None = None  # tokens of reasoning before its end is forced; -1: no limit
+    reasoning: ReasoningSection | None = None  # filled in by the server when it knows the model's format
+    shown_special_token_ids: list[int] | None = None  # text although `skip_special_tokens`: marks that the server reads
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
@@ -124,6 +142,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, dict=Fals
             ("prompt_logprobs", -1, INT32_MAX),
             ("truncate_prompt_tokens", -1, INT32_MAX),
             ("stream_interval", 1, INT32_MAX),
+            ("thinking_token_budget", -1, INT32_MAX),
             ("seed", INT64_MIN, INT64_MAX),
         ):
             value = getattr(self, name)
