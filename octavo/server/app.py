@@ -11,6 +11,7 @@ from octavo.logger import hide_secrets
 from octavo.metrics import HttpCollector, StatCollector, make_registry
 from octavo.server.admin import control
 from octavo.server.admin.routes import routes as admin_routes
+from octavo.server.anthropic.routes import ROUTES as ANTHROPIC_ROUTES
 from octavo.server.context import ServerContext
 from octavo.server.docs import docs_routes
 from octavo.server.engine_client import EngineClient
@@ -71,7 +72,7 @@ def build_app(engine: EngineClient, args: ServerArgs, stats: StatCollector | Non
     http = HttpCollector()
     registry = make_registry(http, *([stats] if stats is not None else []))
     context = ServerContext(engine, args, PromptMaker(engine, args), registry)
-    routes: list[BaseRoute] = [*OPENAI_ROUTES, *admin_routes(args.enable_server_load_tracking)]
+    routes: list[BaseRoute] = [*OPENAI_ROUTES, *ANTHROPIC_ROUTES, *admin_routes(args.enable_server_load_tracking)]
     if args.enable_admin_routes:
         routes += control.routes()
     if not args.disable_fastapi_docs:

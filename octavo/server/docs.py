@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from octavo import __version__
 from octavo.server.answers import Json
+from octavo.server.anthropic import protocol as messages
 from octavo.server.openai import protocol, responses
 
 # (method, path, sentence, request body, answer)
@@ -25,10 +26,18 @@ _ROUTES: tuple[tuple[str, str, str, type | None, type | None], ...] = (
         responses.ChatCompletion,
     ),
     ("post", "/v1/completions", "Continue a text.", protocol.CompletionRequest, responses.Completion),
+    ("post", "/v1/messages", "Answer a conversation (Anthropic).", messages.MessagesRequest, messages.Message),
+    (
+        "post",
+        "/v1/messages/count_tokens",
+        "Count a conversation's tokens.",
+        messages.CountTokensRequest,
+        messages.TokenCount,
+    ),
     ("get", "/v1/models", "Names of the model.", None, responses.ModelList),
     ("post", "/tokenize", "Text or conversation to token ids.", protocol.TokenizeRequest, responses.TokenizeResponse),
     ("post", "/detokenize", "Token ids to text.", protocol.DetokenizeRequest, responses.DetokenizeResponse),
-    ("get", "/health", "200 while the engine computes, 503 while it is restarted or gone.", None, None),
+    ("get", "/health", "200 while the engine computes, 503 while it is restarted, sleeps or is gone.", None, None),
     ("get", "/health/live", "200 unless the engine is gone for good.", None, None),
     ("get", "/health/ready", "The same as /health.", None, None),
     ("get", "/version", "Version of the server.", None, responses.VersionResponse),

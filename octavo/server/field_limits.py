@@ -5,6 +5,7 @@ what lies beyond.
 """
 
 from octavo.engine.input_processor import MAX_BAD_WORDS_TOKENS, MAX_CACHE_SALT, MAX_PRIORITY
+from octavo.server.anthropic.protocol import MIN_THINKING_BUDGET, CountTokensRequest, MessagesRequest
 from octavo.server.limits import MAX_EXTRA_ARGS_BYTES
 from octavo.server.openai.protocol import (
     MAX_MESSAGES,
@@ -30,8 +31,11 @@ BODIES = {
     "POST /v1/chat/completions": ChatCompletionRequest,
     "POST /tokenize": TokenizeRequest,
     "POST /detokenize": DetokenizeRequest,
+    "POST /v1/messages": MessagesRequest,
+    "POST /v1/messages/count_tokens": CountTokensRequest,
 }
 
+_MESSAGES, _COUNT = "POST /v1/messages", "POST /v1/messages/count_tokens"
 _SWITCH = "true or false"
 _TOKENS_OF_CONTEXT = f"{MAX_TOKEN_CHARACTERS} characters a token of the context, and what fits as tokens"
 _IDS = "in the vocabulary"
@@ -92,6 +96,13 @@ FIELDS: dict[str | tuple[str, str], str] = {
     "parallel_tool_calls": _SWITCH,
     "include_reasoning": _SWITCH,
     "tokens": f"{MAX_DETOKENIZED} ids, {_IDS}",
+    "system": "counted with messages",
+    "stop_sequences": f"{MAX_STOP_STRINGS} strings of 1 to {MAX_CHARACTERS} characters",
+    "metadata": "ignored",
+    "thinking": f"budget_tokens from {MIN_THINKING_BUDGET}, less than max_tokens",
+    "output_config": "effort is passed to the chat template; format is a JSON schema",
+    **{(route, "tools"): "counted with messages; tools with an input_schema" for route in (_MESSAGES, _COUNT)},
+    **{(route, "tool_choice"): "auto, any, none, or one of the tools" for route in (_MESSAGES, _COUNT)},
 }
 
 

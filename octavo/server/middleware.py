@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo.logger import get_logger
 from octavo.server.activity import Activity
 from octavo.server.answers import ClientGoneError
+from octavo.server.anthropic.errors import encode_problem, is_anthropic
 from octavo.server.errors import HttpError, Problem, describe
 
 logger = get_logger(__name__)
@@ -43,9 +44,9 @@ _REQUEST_ID = re.compile(r"[\w.:@/+=-]{1,128}", re.ASCII)
 HttpObserver = Callable[[str, str, int, float], None]
 
 
-async def send_problem(found: Problem, send: Send) -> None:
-    """Write an error answer."""
-    body = found.encode()
+async def send_problem(found: Problem, scope: Scope, send: Send) -> None:
+    """Write an error answer, in the shape of the API that was called."""
+    body = encode_problem(found, scope["path"])
     headers = {"content-type": "application/json", "content-length": str(len(body)), **found.headers}
     raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": found.status, "headers": raw})
@@ -102,6 +103,8 @@ class AccessLog:
                 status = message["status"]
                 if self.echo_request_id:
                     MutableHeaders(raw=message["headers"])["x-request-id"] = request_id
+                if is_anthropic(scope["path"]):
+                    MutableHeaders(raw=message["headers"])["request-id"] = request_id
             await send(message)
 
         try:
@@ -122,7 +125,7 @@ class AccessLog:
 
 
 class ApiKey:
-    """Ask for `Authorization: Bearer <one of the keys>` on every path that is not public."""
+    """Ask for one of the keys, as `Authorization: Bearer` or `X-API-Key`, on every path that is not public."""
 
     def __init__(self, app: ASGIApp, keys: Iterable[str]):
         self.app = app
@@ -139,20 +142,23 @@ class ApiKey:
         else:
             error = HttpError(
                 401,
-                "this server needs an API key: send Authorization: Bearer <key>.",
+                "this server needs an API key: send Authorization: Bearer <key>, or X-API-Key: <key>.",
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
-            await send_problem(describe(error), send)
+            await send_problem(describe(error), scope, send)
 
     def _matching_key(self, scope: Scope) -> int | None:
         """Which of the keys the request brings."""
-        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer":
-            return None
+        headers = Headers(scope=scope)
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        given = [
+            _digest(key.strip()) for key in (bearer if scheme.lower() == "bearer" else "", headers.get("x-api-key", ""))
+        ]
         # Digests have one length, and every key is compared: the time taken tells nothing about the keys.
-        given = _digest(key.strip())
-        matches = [hmac.compare_digest(given, digest) for digest in self.digests]
+        matches = [
+            hmac.compare_digest(given[0], digest) | hmac.compare_digest(given[1], digest) for digest in self.digests
+        ]
         return matches.index(True) if any(matches) else None
 
 
@@ -184,7 +190,7 @@ class Errors:
         except Exception as error:
             found = describe(error)
             if not begun:
-                await send_problem(found, send)
+                await send_problem(found, scope, send)
 
 
 class Admission:

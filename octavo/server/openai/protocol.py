@@ -100,9 +100,9 @@ _NOT_WITH_BEAMS: dict[str, Any] = {
 }
 
 
-def refuse_unsupported(fields: Mapping[str, Any]) -> None:
-    """Raise for a field of `NOT_YET` that asks for something."""
-    for name, neutral in NOT_YET.items():
+def refuse_unsupported(fields: Mapping[str, Any], table: Mapping[str, tuple[Any, ...]] = NOT_YET) -> None:
+    """Raise for a field of `table` that asks for something."""
+    for name, neutral in table.items():
         value = fields.get(name)
         if value is not None and not any(_same(value, harmless) for harmless in neutral):
             allowed = ", ".join(["null", *(msgspec.json.encode(v).decode() for v in neutral)])
