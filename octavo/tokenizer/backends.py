@@ -49,7 +49,8 @@ class RustBackend:
         self.decoder_state = json.loads(decoder.__getstate__()) if decoder is not None else None
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return self.rust.encode(text, add_special_tokens=add_special_tokens).ids
+        # Not `rust.encode`: that one holds the interpreter's lock, and a long text would stop every other thread.
+        return self.encode_batch([text], add_special_tokens)[0]
 
     def encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
         encodings = self.rust.encode_batch_fast(texts, add_special_tokens=add_special_tokens)

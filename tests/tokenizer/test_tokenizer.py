@@ -1,6 +1,7 @@
 """The wrapper: BOS, special tokens, decoding, concurrent use."""
 
 import random
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -92,3 +93,22 @@ def test_concurrent_use(smol: Tokenizer) -> None:
     serial = [work(i) for i in range(128)]
     with ThreadPoolExecutor(64) as pool:
         assert list(pool.map(work, [i % 128 for i in range(512)])) == serial * 4
+
+
+def test_long_texts_leave_other_threads_running(smol: Tokenizer) -> None:
+    """The server encodes them beside its event loop, which must go on meanwhile."""
+    span = []
+
+    def encode():
+        span.append(time.perf_counter())
+        smol.encode("some words " * 30_000)
+        span.append(time.perf_counter())
+
+    ticks = []
+    with ThreadPoolExecutor(1) as pool:
+        encoding = pool.submit(encode)
+        while not encoding.done():
+            ticks.append(time.perf_counter())
+            time.sleep(0.001)
+    quarter = (span[1] - span[0]) / 4
+    assert any(span[0] + quarter < tick < span[1] - quarter for tick in ticks)
