@@ -21,15 +21,18 @@ _TRITON_MODULES = (
 )
 
 
-def load_providers(force: bool = False) -> None:
+def load_providers(device: str | None = None, force: bool = False) -> None:
     """Register the providers this machine may use: the CPU's always, Triton's where a GPU or its interpreter runs them.
 
-    The worker calls this once; `force` registers Triton's anyway, to compile for a GPU that is elsewhere. They are not imported
+    The worker calls this once and names its `device`: on a GPU nobody needs the CPU's C++ kernels, which would first have to
+    be compiled. `force` registers Triton's anyway, to compile for a GPU that is elsewhere. They are not imported
     with their operators, so that a machine without Triton, or without need of it, never pays for it.
     """
     import torch
 
     for name in _CPU_MODULES:
+        if device == "cuda" and name.startswith("cpu."):
+            continue
         importlib.import_module(f"octavo.ops.{name}")
     if importlib.util.find_spec("triton") is None:
         return

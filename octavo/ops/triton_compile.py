@@ -10,6 +10,7 @@ the launches as JSON, so neither code nor pickled data crosses over. Kernels are
 and multiples of 16, constants); pointers count as 16-byte aligned, as torch allocates them.
 """
 
+import contextlib
 import hashlib
 import importlib
 import json
@@ -134,11 +135,22 @@ def _compile(line: str) -> bool:
     kernel = getattr(importlib.import_module(module), name)
     types = [getattr(torch, a.removeprefix("torch.")) if isinstance(a, str) else a for a in args]
     try:
-        kernel.warmup(*types, grid=(1,), **options)
+        _build_launcher(kernel.warmup(*types, grid=(1,), **options))
     except Exception as error:
         print(f"{name} does not compile for {args} {options}: {error!r:.400}", file=sys.stderr, flush=True)
         return False
     return True
+
+
+def _build_launcher(compiled: Any) -> None:
+    """Build what calls the kernel: some Tritons compile a piece of C for each signature, and cache that too.
+
+    Where there is no CUDA driver to link against, the machine with the GPU builds it at the first launch.
+    """
+    from triton.backends.nvidia.driver import CudaLauncher
+
+    with contextlib.suppress(Exception):
+        CudaLauncher(compiled.src, compiled.metadata)
 
 
 def install_stand_in_driver(arch: int) -> None:

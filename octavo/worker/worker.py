@@ -66,7 +66,7 @@ class Worker:
             torch.set_num_threads(config.device.num_threads)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-        ops.load_providers()
+        ops.load_providers(self.device.type)
         force_providers(config.compilation.op_providers, config.compilation.attention_backend)
         self.custom_processors = make_custom_processors(config, self.device)
         self._kernel_compiler = self._make_kernel_compiler()
