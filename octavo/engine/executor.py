@@ -14,7 +14,7 @@ from octavo.config.engine import EngineConfig
 from octavo.errors import ConfigError
 from octavo.types.kv_spec import KVCacheConfig
 from octavo.types.sampling_params import SamplingParams
-from octavo.types.step import ModelRunnerOutput, SchedulerOutput
+from octavo.types.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
 
 # Loaded by name, so that choosing one does not import the others (and torch with them).
 EXECUTORS = {"uni": "octavo.engine.uni_executor:UniExecutor"}
@@ -52,6 +52,10 @@ class Executor(ABC):
     @abstractmethod
     def execute(self, step: SchedulerOutput) -> StepHandle:
         """Start one step. Steps run in the order of the calls; the caller may start the next before this one ends."""
+
+    @abstractmethod
+    def sample(self, masks: TokenMasks) -> None:
+        """Let the step started last, which awaits its masks, sample. Nothing else is started before this."""
 
     @abstractmethod
     def collective_rpc(

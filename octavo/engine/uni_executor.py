@@ -9,7 +9,7 @@ from octavo.config.engine import EngineConfig
 from octavo.engine.executor import Executor, StartUp, StepHandle
 from octavo.errors import ServerError
 from octavo.types.kv_spec import KVCacheConfig, make_kv_groups
-from octavo.types.step import SchedulerOutput
+from octavo.types.step import SchedulerOutput, TokenMasks
 from octavo.worker.worker import Worker
 
 
@@ -41,6 +41,9 @@ class UniExecutor(Executor):
 
     def execute(self, step: SchedulerOutput) -> StepHandle:
         return self.worker.execute(step)
+
+    def sample(self, masks: TokenMasks) -> None:
+        self.worker.sample(masks)
 
     def collective_rpc(
         self,

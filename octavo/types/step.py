@@ -52,6 +52,21 @@ class SchedulerOutput(msgspec.Struct, array_like=True):
     num_scheduled_tokens: list[int]
     samples: list[bool]  # whether the row's last scheduled token is its last known one, so that a new token is sampled
     total_num_scheduled_tokens: int
+    # Some row follows a grammar: the worker runs the forward pass, and samples once it has the step's `TokenMasks`.
+    awaits_masks: bool = False
+
+
+class TokenMasks(msgspec.Struct, array_like=True, gc=False):
+    """What the rows that follow a grammar may sample. Sent once for each step that awaits it, while that step runs.
+
+    It can be made only when the tokens of all older steps are known, so a step that awaits masks is the last in flight.
+    """
+
+    step_id: int
+    indices: list[int]  # in the step's rows; a row that is not named may sample anything
+    words: (
+        bytes  # [len(indices), ceil(vocab_size / 32)] int32: token t is allowed where bit t % 32 of word t // 32 is set
+    )
 
 
 class ModelRunnerOutput(msgspec.Struct, array_like=True):

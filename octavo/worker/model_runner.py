@@ -3,23 +3,27 @@
     apply differences → inputs from rows → model → logits → sample → tokens back into the rows
 
 Everything after the first arrow runs on the device without waiting for it; `StepHandle.result()` is the only place that
-does. What does not belong here: scheduling decisions, weight formats, platform questions, features few requests use
+does. A step in which rows follow a grammar stops before it samples, and goes on when `sample` brings its masks.
+
+What does not belong here: scheduling decisions, weight formats, platform questions, features few requests use
 (`prompt_logprobs.py`, `logits_processors.py` show how those attach).
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from octavo.context import StepContext, set_step_context
 from octavo.layers.causal_lm import CausalLM
 from octavo.ops.inputs import store_sampled
-from octavo.types.step import ModelRunnerOutput, SchedulerOutput
+from octavo.types.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
 from octavo.worker.graphs import DecodeGraphs, DecodeOutput
 from octavo.worker.input_batch import InputBatch
-from octavo.worker.prompt_logprobs import PromptLogprobs
-from octavo.worker.rows import Rows
+from octavo.worker.prompt_logprobs import PromptLogprobs, PromptScores
+from octavo.worker.rows import Rows, upload
 from octavo.worker.sampler import Sampler, SamplerOutput
 
 if TYPE_CHECKING:
@@ -29,20 +33,37 @@ if TYPE_CHECKING:
 class StepHandle:
     """A step on its way. `result()` waits for the device and gives plain data."""
 
-    def __init__(self, step: SchedulerOutput, finish: Callable[[], ModelRunnerOutput], event: torch.cuda.Event | None):
+    def __init__(self, step: SchedulerOutput):
         self.step = step
-        self._finish = finish
-        self._event = event
+        self._finish: Callable[[], ModelRunnerOutput] | None = None  # None: it has not sampled yet
+        self._event: torch.cuda.Event | None = None
+
+    def launched(self, finish: Callable[[], ModelRunnerOutput], event: torch.cuda.Event | None) -> None:
+        """All of the step is on its way: `finish` gives its result once `event` has come."""
+        self._finish, self._event = finish, event
 
     def done(self) -> bool:
         """Whether `result()` would return at once."""
-        return self._event is None or self._event.query()
+        return self._finish is not None and (self._event is None or self._event.query())
 
     def result(self) -> ModelRunnerOutput:
         """The step's tokens; blocks until the device has them."""
+        assert self._finish is not None, f"step {self.step.step_id} awaits its masks"
         if self._event is not None:
             self._event.synchronize()
         return self._finish()
+
+
+@dataclass(slots=True)
+class _Forward:
+    """A step after its forward pass."""
+
+    logits: torch.Tensor | None  # [n, vocab] of the n rows that sample; None: no row does
+    rows_cpu: list[int]  # those rows
+    rows: torch.Tensor  # the same on the device
+    seq_lens: torch.Tensor  # [n] int32: index of the token to be sampled
+    plain: SamplerOutput | None = None  # what a graph has sampled already, the rows' extras left out
+    prompt: PromptScores | None = None
 
 
 class ModelRunner:
@@ -63,21 +84,52 @@ class ModelRunner:
         self.graphs = graphs
         self.prompt_logprobs = PromptLogprobs(model, rows)
         self.device = rows.device
+        self._awaiting: tuple[StepHandle, _Forward] | None = None  # the step that waits for its masks
+        self._uploads = torch.cuda.Stream() if rows.device.type == "cuda" else None  # for masks
 
     @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> StepHandle:
-        """Launch one step. Returns without waiting for the device."""
+        """Launch one step, or as much of it as needs no masks. Returns without waiting for the device."""
+        self._awaiting = None
         self._apply_differences(step)
+        handle = StepHandle(step)
         num = len(step.rows)
         if num == 0:
-            return StepHandle(step, lambda: ModelRunnerOutput(step.step_id, []), None)
+            handle.launched(lambda: ModelRunnerOutput(step.step_id, []), None)
+            return handle
         is_decode = step.total_num_scheduled_tokens == num and all(step.samples)
         if is_decode and self.graphs is not None and num <= self.graphs.max_size:
-            sampled = self._decode_by_graph(step.rows)
-            prompt = None
+            forward = self._decode_by_graph(step.rows)
         else:
-            sampled, prompt = self._mixed(step)
-        return self._hand_over(step, sampled, prompt)
+            forward = self._mixed(step)
+        if step.awaits_masks:
+            self._awaiting = handle, forward
+        else:
+            self._hand_over(handle, forward, self._sample(forward))
+        return handle
+
+    @torch.inference_mode()
+    def sample(self, masks: TokenMasks) -> None:
+        """Launch what is left of the step that awaits these."""
+        assert self._awaiting is not None and self._awaiting[0].step.step_id == masks.step_id
+        (handle, forward), self._awaiting = self._awaiting, None
+        self._hand_over(handle, forward, self._sample(forward, self._upload(masks, handle.step.samples)))
+
+    def _upload(self, masks: TokenMasks, samples: list[bool]) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """(bitmask [n, words], indices [n] of its rows in the logits) on the device; None when no row is masked."""
+        if not masks.indices:
+            return None
+        words = np.frombuffer(masks.words, dtype=np.int32).reshape(len(masks.indices), -1).copy()
+        indices = (np.cumsum(samples) - 1)[masks.indices].astype(np.int32)
+        if self._uploads is None:
+            return upload(words, self.device), upload(indices, self.device)
+        # Beside the forward pass that is still running, not behind it.
+        with torch.cuda.stream(self._uploads):
+            sent = upload(words, self.device), upload(indices, self.device)
+        torch.cuda.current_stream().wait_stream(self._uploads)
+        for tensor in sent:
+            tensor.record_stream(torch.cuda.current_stream())
+        return sent
 
     def _apply_differences(self, step: SchedulerOutput) -> None:
         for row in step.freed_rows:
@@ -91,17 +143,15 @@ class ModelRunner:
         if step.new_blocks:
             self.rows.add_blocks(step.new_blocks)
 
-    def _decode_by_graph(self, rows: list[int]) -> SamplerOutput:
+    def _decode_by_graph(self, rows: list[int]) -> _Forward:
         assert self.graphs is not None
         size = self.graphs.size_for(len(rows))
         self.batch.prepare_decode_rows(rows, size)
         self.sampler.flush()
         logits, token_ids, is_bad = self.graphs.replay(size)
         num = len(rows)
-        if self.sampler.is_plain(rows):
-            return SamplerOutput(token_ids[:num], is_bad[:num])
-        # The graph has sampled without the rows' extras: do it again with them and overwrite.
-        return self._sample(logits[:num], rows, self.batch.decode_rows[:num], self.batch.seq_lens[:num])
+        plain = SamplerOutput(token_ids[:num], is_bad[:num])
+        return _Forward(logits[:num], rows, self.batch.decode_rows[:num], self.batch.seq_lens[:num], plain)
 
     def decode_step(self, num: int, all_greedy: bool = False) -> DecodeOutput:
         """One token for each of the first `num` of `batch.decode_rows`: what a graph captures."""
@@ -116,17 +166,17 @@ class ModelRunner:
         store_sampled(token_ids, rows, seq_lens, self.rows.token_ids)
         return DecodeOutput(logits, token_ids, is_bad)
 
-    def _mixed(self, step: SchedulerOutput):
+    def _mixed(self, step: SchedulerOutput) -> _Forward:
         sampling = [i for i, wanted in enumerate(step.samples) if wanted]
         context = self.batch.prepare_mixed(step.rows, step.num_scheduled_tokens, sampling)
         hidden_states = self._forward(context)
         prompt = self.prompt_logprobs.collect(step, hidden_states, context)
+        rows = [step.rows[i] for i in sampling]
         if not sampling:
-            return None, prompt
+            return _Forward(None, rows, self.batch.sampling_rows, context.seq_lens[:0], prompt=prompt)
         logits = self.model.logits(hidden_states[self.batch.logits_index])
         seq_lens = (self.batch.positions[self.batch.logits_index] + 1).to(torch.int32)
-        rows = [step.rows[i] for i in sampling]
-        return self._sample(logits, rows, self.batch.sampling_rows, seq_lens), prompt
+        return _Forward(logits, rows, self.batch.sampling_rows, seq_lens, prompt=prompt)
 
     def _forward(self, context: StepContext) -> torch.Tensor:
         batch = self.batch
@@ -134,15 +184,24 @@ class ModelRunner:
             return self.model(batch.input_ids[: context.num_tokens], batch.positions[: context.num_tokens])
 
     def _sample(
-        self, logits: torch.Tensor, rows_cpu: list[int], rows: torch.Tensor, seq_lens: torch.Tensor
-    ) -> SamplerOutput:
+        self, forward: _Forward, masks: tuple[torch.Tensor, torch.Tensor] | None = None
+    ) -> SamplerOutput | None:
+        logits, rows, seq_lens = forward.logits, forward.rows, forward.seq_lens
+        if logits is None:
+            return None
+        if masks is None and forward.plain is not None and self.sampler.is_plain(forward.rows_cpu):
+            return forward.plain
+        # What a graph has sampled without the rows' extras is done again with them and overwritten.
         state = self.rows
-        out = self.sampler.sample(logits, rows_cpu, rows, seq_lens, state.token_ids, state.num_prompt)
+        out = self.sampler.sample(
+            logits, forward.rows_cpu, rows, seq_lens, state.token_ids, state.num_prompt, *(masks or ())
+        )
         store_sampled(out.token_ids, rows, seq_lens, state.token_ids)
         return out
 
-    def _hand_over(self, step: SchedulerOutput, sampled: SamplerOutput | None, prompt) -> StepHandle:
+    def _hand_over(self, handle: StepHandle, forward: _Forward, sampled: SamplerOutput | None) -> None:
         """Start the copy to the host; what is left for `result()` is turning it into lists."""
+        step, prompt = handle.step, forward.prompt
         host = None if sampled is None else sampled.to_host()
         prompt_host = None if prompt is None else prompt.to_host()
         event = None
@@ -158,7 +217,7 @@ class ModelRunner:
                 output.prompt_logprobs = prompt_host.entries()
             return output
 
-        return StepHandle(step, finish, event)
+        handle.launched(finish, event)
 
     @torch.inference_mode()
     def dummy_step(self, num_tokens: int, num_requests: int) -> None:

@@ -37,7 +37,7 @@ from octavo.engine.executor import Executor, StartUp
 from octavo.errors import ConfigError, LoadError
 from octavo.types.kv_spec import FullAttentionSpec, KVCacheConfig, KVGroup
 from octavo.types.outputs import TokenLogprobs
-from octavo.types.step import ModelRunnerOutput, NewRow, SchedulerOutput
+from octavo.types.step import ModelRunnerOutput, NewRow, SchedulerOutput, TokenMasks
 
 VOCAB_SIZE = 512
 EOS = 2
@@ -165,6 +165,9 @@ class FakeExecutor(Executor):
 
     def collective_rpc(
         self,
+    def sample(self, masks: TokenMasks) -> None:
+        raise NotImplementedError("the fake follows no grammar")
+
         method: str | Callable[..., Any],
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
