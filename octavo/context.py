@@ -34,6 +34,8 @@ class StepContext:
     # Host copies for kernels that loop over requests on the CPU; None inside a captured graph.
     query_start_loc_cpu: list[int] | None = None
     seq_lens_cpu: list[int] | None = None
+    # [n] rows of the hidden states that will be asked for logits, when the step needs no others; None: all rows.
+    output_rows: torch.Tensor | None = None
 
 
 _current: StepContext | None = None

@@ -14,7 +14,7 @@ from torch import nn
 
 from octavo.config.hf import HFConfig
 from octavo.layers.attention.layer import PagedAttention
-from octavo.layers.causal_lm import CausalLM
+from octavo.layers.causal_lm import CausalLM, keep_output_rows
 from octavo.layers.embedding import Embedding, LMHead
 from octavo.layers.linear import QKVLinear, RowLinear
 from octavo.layers.mlp import GATED_ACTIVATIONS, GatedMLP
@@ -73,9 +73,12 @@ class LlamaLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
         self.mlp = GatedMLP(cfg.hidden_size, cfg.intermediate_size, activation, bool(cfg.get("mlp_bias", False)))
         self.residual_scale = float(cfg.get("residual_multiplier", 1.0))
+        self.is_last = index == cfg.num_layers - 1
 
     def forward(self, positions, x):
         x = self.self_attn(positions, x, self.input_layernorm, x, self.residual_scale)
+        if self.is_last:
+            x = keep_output_rows(x)
         return self.mlp(x, self.post_attention_layernorm, x, self.residual_scale)
 
 

@@ -169,13 +169,18 @@ class ModelRunner:
     def _mixed(self, step: SchedulerOutput) -> _Forward:
         sampling = [i for i, wanted in enumerate(step.samples) if wanted]
         context = self.batch.prepare_mixed(step.rows, step.num_scheduled_tokens, sampling)
+        index = self.batch.logits_index
+        if sampling and not self.prompt_logprobs.wanted:
+            context.output_rows = index
         hidden_states = self._forward(context)
         prompt = self.prompt_logprobs.collect(step, hidden_states, context)
         rows = [step.rows[i] for i in sampling]
         if not sampling:
             return _Forward(None, rows, self.batch.sampling_rows, context.seq_lens[:0], prompt=prompt)
-        logits = self.model.logits(hidden_states[self.batch.logits_index])
-        seq_lens = (self.batch.positions[self.batch.logits_index] + 1).to(torch.int32)
+        # A model that knows of output_rows has left the others out already.
+        kept = len(hidden_states) == len(sampling)
+        logits = self.model.logits(hidden_states if kept else hidden_states[index])
+        seq_lens = (self.batch.positions[index] + 1).to(torch.int32)
         return _Forward(logits, rows, self.batch.sampling_rows, seq_lens, prompt=prompt)
 
     def _forward(self, context: StepContext) -> torch.Tensor:
