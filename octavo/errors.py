@@ -64,5 +64,9 @@ class EngineDeadError(ServerError):
     """The engine core is gone and could not be brought back."""
 
 
+class EngineAsleepError(ServerError):
+    """The engine sleeps: it takes no requests until somebody wakes it."""
+
+
 class EngineRestartingError(EngineDeadError):
     """The engine core is gone and is being brought back; open requests go on once it is."""

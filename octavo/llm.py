@@ -14,6 +14,7 @@ from tqdm import tqdm
 from octavo.config.args import EngineArgs
 from octavo.engine.beam_search import BeamSearch, scores_of, step_params
 from octavo.engine.llm_engine import LLMEngine, PreparedRequest
+from octavo.engine.sleep import PauseMode, check_pause_mode
 from octavo.errors import ClientError, ServerError
 from octavo.metrics import Metric, StatCollector, make_registry, read_metrics
 from octavo.tokenizer.messages import ContentFormat
@@ -193,6 +194,27 @@ class LLM:
         if reset_running_requests or reset_connector:
             raise ClientError("reset_prefix_cache takes no options yet: it resets the local cache while it is unused.")
         return self.llm_engine.reset_prefix_cache()
+
+    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Give the memory back until `wake_up`; needs `LLM(..., enable_sleep_mode=True)`.
+
+        level: 0 frees nothing, 1 drops the KV cache and moves the weights to host memory, 2 drops both. mode: what becomes
+        of enqueued requests: `abort` forgets them, `wait` answers them first, `keep` leaves them for after waking.
+        """
+        check_pause_mode(mode)
+        if not self.llm_engine.may_sleep(level):
+            return
+        if mode == "abort":
+            self._enqueued.clear()
+            self._outputs.clear()
+            self.llm_engine.abort_all()
+        elif mode == "wait":
+            self._finish(self._enqueued, use_tqdm=False)
+        self.llm_engine.sleep(level)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Take the memory again: all of it, or what `tags` name (`weights`, `kv_cache`). Level 2 reads the disk again."""
+        self.llm_engine.wake_up(tags)
 
     def collective_rpc(
         self,

@@ -94,6 +94,8 @@ _COUNTERS = {
     "prompt_tokens_cached": ("prompt_tokens_cached", "Of the prompt tokens, those found in a cache."),
     "generation_tokens": ("generation_tokens", "Tokens generated."),
 }
+# vLLM's names for what is in memory.
+SLEEP_STATES = {"awake": None, "weights_offloaded": 1, "discard_all": 2}
 RESTARTS = ("octavo:engine_restarts", "Restarts of the engine core after it died or hung.")
 
 
@@ -112,6 +114,7 @@ class StatCollector(Collector):
         self.prompt_tokens_cached = 0
         self.generation_tokens = 0
         self.engine_restarts = 0
+        self.sleep_level: int | None = None
         self.finished = {str(reason): 0 for reason in FinishReason}
         self.cache_config: dict[str, str] = {}
         tokens = token_buckets(max_model_len)
@@ -167,6 +170,7 @@ class StatCollector(Collector):
         self.num_running = stats.num_running
         self.num_waiting = stats.num_waiting
         self.kv_cache_usage = stats.kv_cache_usage
+        self.sleep_level = stats.sleep_level
         self.prefix_cache_queries += stats.prefix_cache_queries
         self.prefix_cache_hits += stats.prefix_cache_hits
         self.num_preemptions += stats.num_preemptions
@@ -213,6 +217,12 @@ class StatCollector(Collector):
             counter = CounterMetricFamily(PREFIX + name, sentence, labels=names)
             counter.add_metric(values, getattr(self, attribute))
             yield counter
+        sleep = GaugeMetricFamily(
+            PREFIX + "engine_sleep_state", "1 for what the engine is, asleep or not.", labels=[*names, "sleep_state"]
+        )
+        for state, level in SLEEP_STATES.items():
+            sleep.add_metric([*values, state], self.sleep_level == level)
+        yield sleep
         restarts = CounterMetricFamily(*RESTARTS, labels=names)
         restarts.add_metric(values, self.engine_restarts)
         yield restarts

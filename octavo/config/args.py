@@ -105,6 +105,10 @@ class EngineArgs:
         False, "Cap the context at the sliding window instead of sliding it.", group=_MODEL
     )
 
+    enable_sleep_mode: bool = option(
+        False, "Let sleep and wake_up free the engine's memory and take it again.", group=_MODEL
+    )
+
     load_format: str = option(
         "auto",
         "Format of the weights. dummy: random weights. auto: by the files there are, safetensors first.",

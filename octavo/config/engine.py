@@ -30,6 +30,7 @@ class ModelConfig:
     default_sampling_params: dict[str, Any] = field(default_factory=dict)
     eos_token_ids: list[int] = field(default_factory=list)
     logits_processors: list[str] = field(default_factory=list)  # "module:Class", plugins first
+    enable_sleep_mode: bool = False
 
     def get_vocab_size(self) -> int:
         """vLLM's spelling of `vocab_size`."""
@@ -136,6 +137,17 @@ class SupervisionConfig:
 
 
 @dataclass(frozen=True)
+class StructuredOutputsConfig:
+    """How answers are held to schemas and grammars. The flags are what requests get that do not say otherwise."""
+
+    backend: str = "auto"  # or a name in structured_output/manager.py
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    enable_in_reasoning: bool = False  # from the first token, reasoning included
+    compile_timeout: float = 10.0  # seconds until a request whose grammar is not ready is refused
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """The whole. Pass a component the part it needs, not this."""
 
@@ -149,6 +161,7 @@ class EngineConfig:
     compilation: CompilationConfig
     observability: ObservabilityConfig
     supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
+    structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
 
     # vLLM's names, for logits processors and other plugins written for it.
 

@@ -115,6 +115,7 @@ def resolve(
             default_sampling_params=_sampling_defaults(args, generation, notes),
             eos_token_ids=model_rules.eos_token_ids(generation, hf),
             logits_processors=processors,
+            enable_sleep_mode=args.enable_sleep_mode,
         ),
         tokenizer=TokenizerConfig(
             path=None if args.skip_tokenizer_init else checkpoint.tokenizer_path or checkpoint.path,

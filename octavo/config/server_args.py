@@ -41,7 +41,9 @@ class ServerArgs:
     enable_request_id_headers: bool = option(False, "Answer with the request's id in X-Request-Id.", group=_ACCESS)
     enable_server_load_tracking: bool = option(False, "Serve the number of open requests at /load.", group=_ACCESS)
     enable_admin_routes: bool = option(
-        False, "Serve /pause, /resume, /is_paused, /reset_prefix_cache and /server_info.", group=_ACCESS
+        False,
+        "Serve /pause, /resume, /is_paused, /sleep, /wake_up, /is_sleeping, /reset_prefix_cache and /server_info.",
+        group=_ACCESS,
     )
     max_body_bytes: int = option(
         64 << 20, "Largest request body in bytes.", group=_ACCESS, low=1, high=4 << 30, size=True
@@ -82,6 +84,14 @@ class ServerArgs:
     )
     enable_prompt_tokens_details: bool = option(
         False, "Say in usage how many prompt tokens came from the cache.", group=_REPLIES
+    )
+    responses_store_bytes: int = option(
+        0,
+        "Most bytes of responses of /v1/responses kept in memory, for previous_response_id, background and retrieval; "
+        "0 keeps none.",
+        group=_REPLIES,
+        low=0,
+        size=True,
     )
     enable_force_include_usage: bool = option(
         False, "End every stream with its usage, as if stream_options asked for it.", group=_REPLIES

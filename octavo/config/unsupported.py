@@ -39,8 +39,8 @@ _REFUSED: tuple[tuple[str, str], ...] = (
         "enable_prompt_embeds",
     ),
     (
-        "the engine cannot sleep; stop the process to free its memory",
-        "enable_sleep_mode sleep_mode_offload_cudagraph sleep_preserve_parameter_names enable_cumem_allocator",
+        "sleep gives all memory back, graphs included, whatever the allocator; use enable_sleep_mode",
+        "sleep_mode_offload_cudagraph sleep_preserve_parameter_names enable_cumem_allocator",
     ),
     (
         "extra outputs for reinforcement learning are not produced",

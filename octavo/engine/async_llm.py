@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 
 import msgspec
 
@@ -17,6 +17,7 @@ from octavo.engine.input_processor import InputProcessor
 from octavo.engine.open_request import OpenRequest
 from octavo.engine.output_processor import OutputProcessor, Processed
 from octavo.engine.protocol import StartReport
+from octavo.engine.sleep import FrontSleep, PauseMode, check_pause_mode
 from octavo.engine.stats import IterationStats, StatLogger
 from octavo.engine.supervisor import Supervisor
 from octavo.errors import ClientError, EngineDeadError, RequestFailedError
@@ -31,7 +32,6 @@ from octavo.types.stats import SchedulerStats
 
 logger = get_logger(__name__)
 
-PauseMode = Literal["abort", "wait", "keep"]
 # A text longer than this is tokenised on a thread, so that the streams of others go on meanwhile.
 LONG_TEXT = 16_384
 
@@ -63,6 +63,7 @@ class AsyncLLM:
             client.shutdown()
             raise
         self._core = Supervisor(client, config, self.report, self, start_seconds=time.monotonic() - started)
+        self._sleep = FrontSleep(config.model)
         self._inputs = InputProcessor(config.model, config.scheduler, self._tokenizer)
         self._outputs = OutputProcessor(self._tokenizer, config.scheduler.stream_interval)
         self._dead_error: EngineDeadError | None = None
@@ -144,6 +145,7 @@ class AsyncLLM:
         _refuse_unsupported(
             lora_request=lora_request, trace_headers=trace_headers, data_parallel_rank=data_parallel_rank or None
         )
+        self._sleep.check_awake()
         self._listen()
         await self._resumed.wait()
         options = {"priority": priority, "tokenization_kwargs": tokenization_kwargs}
@@ -203,12 +205,14 @@ class AsyncLLM:
         return self._inputs.tokenizer
 
     async def check_health(self) -> None:
-        """Raise EngineDeadError when the engine is gone, EngineRestartingError while its core is being restarted."""
+        """Raise EngineDeadError when the engine is gone, EngineRestartingError while its core is being restarted,
+        EngineAsleepError while it sleeps."""
         if self._is_shut_down or self._dead_error is not None:
             raise self.dead_error
         self._listen()
         await asyncio.sleep(0)  # let what has arrived be read first
         self._core.check_health()
+        self._sleep.check_awake()
 
     async def get_tokenizer(self) -> Tokenizer:
         return self.tokenizer
@@ -240,8 +244,7 @@ class AsyncLLM:
         are. `clear_cache` forgets cached prefixes (frozen requests keep theirs), for when the weights are about to
         change.
         """
-        if mode not in get_args(PauseMode):
-            raise ClientError(f"mode={mode!r} is not known; use one of {', '.join(get_args(PauseMode))}.", param="mode")
+        check_pause_mode(mode)
         self._resumed.clear()
         if mode == "keep":
             self._is_core_paused = True
@@ -264,6 +267,43 @@ class AsyncLLM:
 
     async def is_paused(self) -> bool:
         return not self._resumed.is_set()
+
+    # Sleeping
+
+    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Give memory back until `wake_up`, and refuse requests meanwhile: `engine/sleep.py` tells the levels.
+
+        `mode` says what becomes of open requests, as in `pause_generation`; kept ones go on after waking.
+        """
+        check_pause_mode(mode)
+        if self._sleep.may_begin(level):
+            # Shielded: an engine half asleep because somebody stopped waiting would be of no use to anybody.
+            await asyncio.shield(self._fall_asleep(level, mode))
+
+    async def _fall_asleep(self, level: int, mode: PauseMode) -> None:
+        self._sleep.level = level  # at once: what comes from now on is refused
+        try:
+            await self.pause_generation(mode, clear_cache=False)
+            await self._call("sleep", level)
+        except BaseException:
+            self._sleep.level = None
+            await self.resume_generation()
+            raise
+        self._record(SchedulerStats(sleep_level=level), None)
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Take the memory again that `tags` name, by default all; the engine serves once nothing sleeps."""
+        if self._sleep.may_end(tags):
+            await asyncio.shield(self._awake(tags))
+
+    async def _awake(self, tags: Sequence[str] | None) -> None:
+        if not await self._call("wake_up", tags):
+            self._sleep.level = None
+            self._record(SchedulerStats(), None)
+            await self.resume_generation()
+
+    async def is_sleeping(self) -> bool:
+        return self._sleep.level is not None
 
     # Utilities
 
@@ -320,7 +360,8 @@ class AsyncLLM:
 
     def _record_waiting(self, iteration_stats: IterationStats | None) -> None:
         """Everything open waits; no core says so."""
-        self._record(SchedulerStats(num_waiting=len(self._outputs.progress())), iteration_stats)
+        stats = SchedulerStats(num_waiting=len(self._outputs.progress()), sleep_level=self._sleep.level)
+        self._record(stats, iteration_stats)
 
     def progress(self) -> dict[str, int]:
         """Tokens of every unfinished answer."""

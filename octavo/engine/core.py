@@ -19,7 +19,9 @@ from octavo import envs
 from octavo.config.engine import EngineConfig
 from octavo.engine.executor import Executor, StepHandle
 from octavo.engine.flight_record import FlightRecorder
+from octavo.engine.grammars import make_grammar_manager
 from octavo.engine.protocol import StartReport
+from octavo.engine.sleep import CoreSleep
 from octavo.errors import ClientError, OctavoError, RequestFailedError, ServerError
 from octavo.logger import get_logger
 from octavo.scheduler.scheduler import Scheduler
@@ -31,19 +33,22 @@ logger = get_logger(__name__)
 
 # After this many failed steps in a row the fault is not the requests'.
 MAX_CONSECUTIVE_FAULTS = 3
+# How long the loop looks away from its inputs while all that is open waits for a grammar.
+COMPILE_POLL_SECONDS = 0.005
 
 
 class EngineCore:
     """Owns the scheduler and the executor. Not thread-safe: one thread calls everything."""
 
     # What a `UtilityCall` may name.
-    UTILITIES = frozenset({"reset_prefix_cache", "collective_rpc", "set_paused"})
+    UTILITIES = frozenset({"reset_prefix_cache", "collective_rpc", "set_paused", "sleep", "wake_up"})
 
     def __init__(self, config: EngineConfig, executor: Executor, recorder: FlightRecorder | None = None):
         self._executor = executor
         self._recorder = recorder
         start_up = executor.initialize()
-        self._scheduler = Scheduler(config.scheduler, config.cache, start_up.kv_cache_config)
+        self._grammars = make_grammar_manager(config)
+        self._scheduler = Scheduler(config.scheduler, config.cache, start_up.kv_cache_config, self._grammars)
         self._max_in_flight = 2 if config.scheduler.async_scheduling else 1
         self._in_flight: deque[tuple[SchedulerOutput, StepHandle]] = deque()
         self._pending: list[EngineOutput] = []  # outputs that no step made: aborts and refusals
@@ -51,6 +56,7 @@ class EngineCore:
         self._checks_every_step = envs.OCTAVO_CHECK_INVARIANTS
         self._has_custom_processors = bool(config.model.logits_processors)
         self._is_paused = False
+        self._sleep = CoreSleep(executor, self._scheduler)
         self._num_faults = 0  # in a row
         self._idle_checked = True
         kv = start_up.kv_cache_config
@@ -68,7 +74,12 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do or to say."""
-        return bool(self._in_flight or self._pending) or (not self._is_paused and self._scheduler.has_unfinished())
+        return bool(self._in_flight or self._pending) or (not self._is_held and self._scheduler.has_unfinished())
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether nothing new may run."""
+        return self._is_paused or bool(self._sleep.parts)
 
     def add_requests(self, requests: Sequence[EngineRequest]) -> None:
         """Queue requests. One that the scheduler refuses is answered with an error; the others are queued."""
@@ -90,24 +101,34 @@ class EngineCore:
     def step(self) -> EngineOutputs | None:
         """Fill the pipeline, wait for its oldest step, return what that step produced; None when nothing happened."""
         self._idle_checked = False
+        if self._scheduler.num_compiling:
+            self._pending += self._scheduler.take_compiled()
         while self._has_room() and (step := self._scheduler.schedule()) is not None:
             if self._recorder is not None:
                 self._recorder.begin(step)
             self._in_flight.append((step, self._launch(step)))
+            self._send_masks()
         if self._in_flight:
-            step, handle = self._in_flight.popleft()
-            self._pending += self._scheduler.update(step, self._wait(step, handle))
-            if self._recorder is not None:
-                self._recorder.end(step)
-            if self._checks_every_step:
-                self._scheduler.check_invariants()
-        elif not self._pending and not self._is_paused and self._scheduler.has_unfinished():
+            self._finish_oldest()
+        elif self._scheduler.num_compiling and not self._pending:
+            self._scheduler.wait_for_grammar(COMPILE_POLL_SECONDS)
+            return None
+        elif not self._pending and not self._is_held and self._scheduler.has_unfinished():
             raise ServerError("the scheduler holds unfinished requests but schedules none of them.")
         elif not self._pending:
             return None
         outputs, self._pending = self._pending, []
         stats = self._scheduler.stats() if self._wants_stats else None
         return EngineOutputs(outputs, stats, time.monotonic())
+
+    def _finish_oldest(self) -> None:
+        step, handle = self._in_flight.popleft()
+        self._pending += self._scheduler.update(step, self._wait(step, handle))
+        self._send_masks()
+        if self._recorder is not None:
+            self._recorder.end(step)
+        if self._checks_every_step:
+            self._scheduler.check_invariants()
 
     def on_idle(self) -> None:
         """Nothing is left to do: every KV block must be back. Checked once each time the core falls idle."""
@@ -132,6 +153,16 @@ class EngineCore:
         """Schedule nothing from now on, or go on. Requests stay where they are; steps in flight end."""
         self._is_paused = is_paused
 
+    def sleep(self, level: int, parts: Sequence[str] | None = None) -> list[str]:
+        """Give memory back as `engine/sleep.py` says; returns the parts that sleep. What ran waits in the queue."""
+        while self._in_flight:
+            self._finish_oldest()
+        return self._sleep.begin(level, parts)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> list[str]:
+        """Undo `sleep` for the parts that `tags` name, None: for all; returns those that still sleep."""
+        return self._sleep.end(tags)
+
     def collective_rpc(
         self,
         method: str | Callable[..., Any],
@@ -151,16 +182,29 @@ class EngineCore:
     def shutdown(self) -> None:
         """Let go of the workers. Open requests are dropped without an output."""
         self._in_flight.clear()
+        self._grammars.shutdown()
         self._executor.shutdown()
 
     def _has_room(self) -> bool:
-        return not self._is_paused and len(self._in_flight) < self._max_in_flight
+        return not self._is_held and len(self._in_flight) < self._max_in_flight
 
     def _launch(self, step: SchedulerOutput) -> StepHandle:
         try:
             return self._executor.execute(step)
         except Exception as error:
             return _FailedStep(error)
+
+    def _send_masks(self) -> None:
+        """Let the newest step sample once the tokens of all older ones are known; until then it computes."""
+        if len(self._in_flight) != 1 or not self._in_flight[0][0].awaits_masks:
+            return
+        step, handle = self._in_flight[0]
+        if isinstance(handle, _FailedStep):
+            return
+        try:
+            self._executor.sample(self._scheduler.masks(step))
+        except Exception as error:
+            self._in_flight[0] = step, _FailedStep(error)
 
     def _wait(self, step: SchedulerOutput, handle: StepHandle) -> ModelRunnerOutput:
         """The step's result. A step that raised fails its own requests, nobody else's, unless the workers are gone."""

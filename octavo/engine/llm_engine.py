@@ -11,7 +11,8 @@ from octavo.engine.configure import create_engine_config
 from octavo.engine.input_processor import InputProcessor, Prompt
 from octavo.engine.output_processor import OutputProcessor, Processed
 from octavo.engine.protocol import StartReport
-from octavo.engine.stats import StatLogger
+from octavo.engine.sleep import FrontSleep
+from octavo.engine.stats import IterationStats, StatLogger
 from octavo.tokenizer import get_tokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.types.outputs import RequestOutput
@@ -38,6 +39,7 @@ class LLMEngine:
         self.stat_loggers = list(stat_loggers)
         self._tokenizer = None if config.tokenizer.path is None else get_tokenizer(config.tokenizer)
         self._client = InProcessClient(config)
+        self._sleep = FrontSleep(config.model)
         self._inputs = InputProcessor(config.model, config.scheduler, self._tokenizer)
         self._outputs = OutputProcessor(self._tokenizer, config.scheduler.stream_interval)
 
@@ -72,6 +74,7 @@ class LLMEngine:
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> PreparedRequest:
         """Check a request and read its prompt; nothing runs yet. Raises ClientError when it is wrong."""
+        self._sleep.check_awake()
         read, engine_requests = self._inputs.process(
             request_id, prompt, params, priority=priority, tokenization_kwargs=tokenization_kwargs
         )
@@ -131,6 +134,27 @@ class LLMEngine:
         """Forget every cached prefix; False when requests are running, and nothing was forgotten."""
         return bool(self._client.call("reset_prefix_cache"))
 
+    def may_sleep(self, level: int) -> bool:
+        """False when it sleeps already; ClientError when it cannot sleep like that."""
+        return self._sleep.may_begin(level)
+
+    def sleep(self, level: int = 1) -> None:
+        """Give memory back until `wake_up`: `engine/sleep.py` tells the levels. Open requests wait in the core."""
+        if self.may_sleep(level):
+            self._client.call("sleep", level)
+            self._sleep.level = level
+            self._record(SchedulerStats(sleep_level=level), None)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Take the memory again that `tags` name, by default all; the engine serves once nothing sleeps."""
+        if self._sleep.may_end(tags) and not self._client.call("wake_up", tags):
+            self._sleep.level = None
+            self._record(SchedulerStats(), None)
+
+    @property
+    def is_sleeping(self) -> bool:
+        return self._sleep.level is not None
+
     def collective_rpc(
         self,
         method: str | Callable[..., Any],
@@ -155,5 +179,8 @@ class LLMEngine:
         if processed.aborts:
             self._client.abort_requests(processed.aborts)
         if scheduler_stats is not None or processed.finished:
-            for stat_logger in self.stat_loggers:
-                stat_logger.record(scheduler_stats, processed.stats)
+            self._record(scheduler_stats, processed.stats)
+
+    def _record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None) -> None:
+        for stat_logger in self.stat_loggers:
+            stat_logger.record(scheduler_stats, iteration_stats)

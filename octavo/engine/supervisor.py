@@ -88,6 +88,8 @@ class Supervisor:
         self._is_serving = True
         self._is_shut_down = False
         self._is_paused = False  # what cores were last told
+        self._asleep: tuple[int, list[str]] | None = None  # level, and the parts that sleep
+        self._is_changing_sleep = False
         self._has_progress = False  # whether this core has brought anything
         self._reason = ""  # why there is no core
         self._dead_error: EngineDeadError | None = None
@@ -155,10 +157,25 @@ class Supervisor:
         if method == "set_paused":
             [self._is_paused] = args
         try:
+            if method in ("sleep", "wake_up"):
+                return await self._change_sleep(self._client, method, *args)
             return await self._client.call(method, *args)
         except EngineDeadError as error:
             self._check_alive()
             raise ServerError(f"{method} was lost with its core: {error} Call it again.") from error
+
+    async def _change_sleep(self, client: ProcessClient, method: str, *args: Any) -> list[str]:
+        """Remember what sleeps, for the core after this one. Waking may take as long as a start."""
+        self._is_changing_sleep = True
+        try:
+            parts: list[str] = await client.call(method, *args)
+        finally:
+            self._is_changing_sleep = False
+        if method == "sleep":
+            self._asleep = (args[0], parts)
+        elif self._asleep is not None:
+            self._asleep = (self._asleep[0], parts) if parts else None
+        return parts
 
     def check_health(self) -> None:
         """Raise EngineDeadError when there is no hope, EngineRestartingError while there is no core."""
@@ -188,6 +205,8 @@ class Supervisor:
         assert self._client is not None
         if self._is_paused:
             self._client.tell("set_paused", True)
+        if self._asleep is not None:
+            self._client.tell("sleep", *self._asleep)
         num_tokens = self._listener.progress()
         logger.warning(
             "a new engine core serves after %.1f s; %d answers go on", time.monotonic() - self._lost_at, len(num_tokens)
@@ -307,7 +326,8 @@ class Supervisor:
 
     @property
     def _silence_limit(self) -> float:
-        return self._config.supervision.stall_seconds if self._is_serving else self._start_limit
+        may_be_long = not self._is_serving or self._is_changing_sleep
+        return self._start_limit if may_be_long else self._config.supervision.stall_seconds
 
     @property
     def _watch_interval(self) -> float:

@@ -26,6 +26,9 @@ freed now may go to the next step even while an older one still uses them. A req
 behind a token or two in flight, which `update` drops. A preempted request still gets its tokens in flight, and waits
 until they are in before it is resumed.
 
+**Grammars.** A request that follows one waits until it is compiled (grammar_gate), and from then on is like any other,
+except that the steps which sample it await masks.
+
 What does not belong here: what a KV group keeps (group_managers), how blocks are found and counted (kv_cache_manager),
 anything about text, sampling or devices.
 """
@@ -40,15 +43,18 @@ from octavo.config.engine import CacheConfig, SchedulerConfig
 from octavo.errors import ClientError
 from octavo.logger import get_logger
 from octavo.scheduler.admission import check_config, check_queue, check_request
+from octavo.scheduler.grammar_gate import GrammarGate
 from octavo.scheduler.kv_cache_manager import KVCacheManager, PrefixHit
 from octavo.scheduler.queue import RequestQueue
 from octavo.scheduler.request import Request, RequestStatus
 from octavo.scheduler.step_builder import StepBuilder
+from octavo.structured_output.grammar import GrammarError
+from octavo.structured_output.manager import GrammarManager
 from octavo.types.kv_spec import KVCacheConfig
 from octavo.types.outputs import EngineOutput, FinishReason, TokenLogprobs
 from octavo.types.request import EngineRequest
 from octavo.types.stats import SchedulerStats
-from octavo.types.step import ModelRunnerOutput, NewRow, SchedulerOutput
+from octavo.types.step import ModelRunnerOutput, NewRow, SchedulerOutput, TokenMasks
 
 logger = get_logger(__name__)
 
@@ -61,7 +67,14 @@ class Scheduler:
     Not thread-safe: one thread calls everything.
     """
 
-    def __init__(self, scheduler_config: SchedulerConfig, cache_config: CacheConfig, kv_cache_config: KVCacheConfig):
+    def __init__(
+        self,
+        scheduler_config: SchedulerConfig,
+        cache_config: CacheConfig,
+        kv_cache_config: KVCacheConfig,
+        grammars: GrammarManager | None = None,
+    ):
+        """`grammars` None: no request follows one."""
         config = scheduler_config
         check_config(config)
         self._config = config
@@ -81,6 +94,8 @@ class Scheduler:
                 config.max_model_len,
             )
         self._requests: dict[str, Request] = {}  # all that are not finished
+        self._grammars = GrammarGate(grammars)
+        self._num_grammar_rows = 0  # running requests that follow a grammar
         self._waiting = RequestQueue()
         self._running: list[Request] = []
         self._free_rows = list(reversed(range(config.max_num_seqs)))
@@ -101,7 +116,12 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._grammars)
+
+    @property
+    def num_compiling(self) -> int:
+        """Requests that wait for their grammar."""
+        return len(self._grammars)
 
     def has_unfinished(self) -> bool:
         """Whether any request is still owed tokens."""
@@ -114,12 +134,35 @@ class Scheduler:
                 f"request id {engine_request.request_id!r} is in use; choose another.", param="request_id"
             )
         check_request(engine_request, self._config, self._pool_tokens)
-        check_queue(engine_request, self._config, self._waiting)
+        num_tokens = self._waiting.num_prompt_tokens + self._grammars.num_prompt_tokens
+        check_queue(engine_request, self._config, self.num_waiting, num_tokens)
         priority = self._rank(engine_request) if self._has_priorities else 0.0
         request = Request(engine_request, self._num_arrivals, priority, self.max_total_tokens, self._kv.num_groups)
         self._num_arrivals += 1
         self._requests[request.request_id] = request
-        self._waiting.push(request)
+        if request.sampling_params.structured_outputs is None:
+            self._waiting.push(request)
+        else:
+            self._grammars.hold(request, engine_request)
+
+    def take_compiled(self) -> list[EngineOutput]:
+        """Queue the requests whose grammar has become ready; those for which there is none end with an error."""
+        outputs = []
+        for request, error in self._grammars.release():
+            self._waiting.push(request)
+            if error is not None:
+                outputs.append(self._fail(request, str(error), type(error).__name__))
+        return outputs
+
+    def wait_for_grammar(self, seconds: float) -> None:
+        """Return as soon as `take_compiled` has something to do, or the time is over."""
+        self._grammars.wait(seconds)
+
+    def masks(self, step: SchedulerOutput) -> TokenMasks:
+        """What the rows of the step issued last may sample; it is the only one without a result."""
+        step_id, requests = self._in_flight[-1]
+        assert step_id == step.step_id and len(self._in_flight) == 1
+        return self._grammars.masks(step, requests)
 
     def _rank(self, request: EngineRequest) -> float:
         """Priority with ageing, smaller first.
@@ -152,7 +195,7 @@ class Scheduler:
         """The state now, and the counts since the last call."""
         stats, self._stats = self._stats, SchedulerStats()
         stats.num_running = len(self._running)
-        stats.num_waiting = len(self._waiting)
+        stats.num_waiting = self.num_waiting
         stats.kv_cache_usage = self._kv.usage
         return stats
 
@@ -162,7 +205,7 @@ class Scheduler:
         assert [r.order for r in self._running] == sorted(r.order for r in self._running), "running is out of order"
         waiting = list(self._waiting)
         assert len(waiting) == len(self._waiting)
-        assert len(self._running) + len(waiting) == len(self._requests)
+        assert len(self._running) + len(waiting) + len(self._grammars) == len(self._requests)
         for request in self._running:
             assert request.status == RequestStatus.RUNNING and self._requests[request.request_id] is request
             assert 0 <= request.num_computed_tokens <= request.num_tokens
@@ -204,7 +247,7 @@ class Scheduler:
         self._last_step_issued = step.step_id
         self._in_flight.append((step.step_id, step.requests + step.chunk_requests))
         freed_rows, self._freed_rows = self._freed_rows, []
-        return step.build(freed_rows)
+        return step.build(freed_rows, self._num_grammar_rows > 0)
 
     def _schedule_decodes(self, step: StepBuilder) -> list[Request]:
         """Schedule the running requests that need one token; return those that need more, in order."""
@@ -264,6 +307,7 @@ class Scheduler:
     def _start(self, step: StepBuilder, request: Request, size: int, hit: PrefixHit) -> None:
         request.status = RequestStatus.RUNNING
         request.row = self._free_rows.pop()
+        self._num_grammar_rows += request.grammar is not None
         request.admitted_step = step.step_id
         request.is_protected = request.num_preemptions > 0
         request.num_prompt_logprobs = 0
@@ -371,8 +415,14 @@ class Scheduler:
         self._waiting.push(request)
         self._stats.num_preemptions += 1
 
+    def preempt_all(self) -> None:
+        """Send everything that runs back to the queue: the cache is about to go. No step may be in flight."""
+        for request in self._running[::-1]:
+            self._preempt(request)
+
     def _release(self, request: Request) -> None:
         self._kv.free(request)
+        self._num_grammar_rows -= request.grammar is not None
         self._free_rows.append(request.row)
         self._freed_rows.append(request.row)
         request.row = -1
@@ -414,6 +464,11 @@ class Scheduler:
         stop_reason: int | None = None
         if token_ids:
             count, reason, stop_reason = request.find_stop(token_ids)
+            if request.grammar is not None:
+                try:
+                    count, reason = request.follow_grammar(token_ids[:count], reason)
+                except GrammarError as error:
+                    return self._fail(request, str(error))
             token_ids = token_ids[:count]
             request.token_ids += token_ids
             request.num_tokens += count - 1  # one was counted when it was scheduled
@@ -431,7 +486,8 @@ class Scheduler:
             return None
         elif token_ids:
             is_running = request.status == RequestStatus.RUNNING
-            request.is_steady = is_running and request.sampling_params.logprobs is None
+            is_plain = request.sampling_params.logprobs is None and request.grammar is None
+            request.is_steady = is_running and is_plain
         output = self._make_output(request, token_ids, reason)
         output.stop_reason = stop_reason
         output.logprobs = logprobs[: len(token_ids)] if logprobs else None
@@ -461,13 +517,22 @@ class Scheduler:
         """Let go of a request. The caller sweeps `_running` once it is done finishing."""
         if request.status == RequestStatus.RUNNING:
             self._release(request)
+        elif request in self._grammars:
+            self._grammars.drop(request)
         else:
             self._waiting.remove(request)
         request.status = RequestStatus.FINISHED
         del self._requests[request.request_id]
 
+    def _fail(self, request: Request, message: str, kind: str | None = None) -> EngineOutput:
+        """End a request with an error; `kind` as in `EngineOutput.error_kind`."""
+        self._finish(request)
+        output = self._make_output(request, [], FinishReason.ERROR)
+        output.error, output.error_kind = message, kind
+        return output
+
     def _sweep_running(self) -> None:
-        if len(self._running) + len(self._waiting) != len(self._requests):
+        if len(self._running) + self.num_waiting != len(self._requests):
             self._running = [r for r in self._running if r.status == RequestStatus.RUNNING]
 
     def _fail_rows(self, step_id: int, requests: Sequence[Request], errors: dict[int, str]) -> list[EngineOutput]:
@@ -479,10 +544,9 @@ class Scheduler:
             if request.discard_through_step >= step_id:
                 continue
             if not request.is_finished:
-                self._finish(request)
-                output = self._make_output(request, [], FinishReason.ERROR)
-                output.error = message
-                outputs.append(output)
+                if request.grammar is not None and request.grammar.error is not None:
+                    message = request.grammar.error
+                outputs.append(self._fail(request, message))
             self._kv.withdraw(request)
             doubtful_roots.update(request.block_names[:1])
         for request in list(self._requests.values()):

@@ -15,6 +15,7 @@ from octavo import __version__
 from octavo.server.answers import Json
 from octavo.server.anthropic import protocol as messages
 from octavo.server.openai import protocol, responses
+from octavo.server.responses import protocol as items
 
 # (method, path, sentence, request body, answer)
 _ROUTES: tuple[tuple[str, str, str, type | None, type | None], ...] = (
@@ -26,6 +27,7 @@ _ROUTES: tuple[tuple[str, str, str, type | None, type | None], ...] = (
         responses.ChatCompletion,
     ),
     ("post", "/v1/completions", "Continue a text.", protocol.CompletionRequest, responses.Completion),
+    ("post", "/v1/responses", "Answer a conversation of items.", items.ResponsesRequest, items.Response),
     ("post", "/v1/messages", "Answer a conversation (Anthropic).", messages.MessagesRequest, messages.Message),
     (
         "post",

@@ -1,10 +1,10 @@
 """What the server asks of the engine: `AsyncLLM` offers it, and so does the double that tests use."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from octavo.config.engine import EngineConfig
-from octavo.engine.async_llm import PauseMode
+from octavo.engine.sleep import PauseMode
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.types.outputs import RequestOutput
 from octavo.types.prompts import PromptType
@@ -41,10 +41,19 @@ class EngineClient(Protocol):
 
     async def is_paused(self) -> bool: ...
 
+    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Give memory back and refuse requests; ClientError when the engine cannot sleep like that."""
+        ...
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None: ...
+
+    async def is_sleeping(self) -> bool: ...
+
     async def reset_prefix_cache(self) -> bool:
         """False when requests are running, and nothing was forgotten."""
         ...
 
     async def check_health(self) -> None:
-        """Raise EngineDeadError when the engine is gone or its loop has not been heard of for too long."""
+        """Raise EngineDeadError when the engine is gone or its loop has not been heard of for too long,
+        EngineAsleepError when it sleeps."""
         ...

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import msgspec
 from starlette.exceptions import HTTPException
 
-from octavo.errors import ClientError, EngineDeadError, EngineRestartingError, ServerError
+from octavo.errors import ClientError, EngineAsleepError, EngineDeadError, EngineRestartingError, ServerError
 from octavo.logger import get_logger
 
 logger = get_logger(__name__)
@@ -91,6 +91,8 @@ def describe(error: BaseException) -> Problem:
         found = problem(503, str(error), code="engine_restarting")
         found.headers = {"retry-after": RETRY_SECONDS}
         return found
+    if isinstance(error, EngineAsleepError):
+        return problem(503, str(error), code="engine_asleep")
     if isinstance(error, EngineDeadError):
         return problem(503, str(error) or "the engine is not running.", code="engine_dead")
     if isinstance(error, ServerError):

@@ -26,7 +26,7 @@ from octavo.config.args import EngineArgs
 from octavo.config.server_args import ServerArgs
 from octavo.engine.async_llm import AsyncLLM
 from octavo.engine.protocol import StartReport
-from octavo.errors import ConfigError, EngineDeadError
+from octavo.errors import ConfigError, EngineAsleepError, EngineDeadError
 from octavo.logger import get_logger
 from octavo.metrics import StatCollector, StatLine
 from octavo.server.activity import Activity
@@ -165,7 +165,7 @@ async def drain(activity: Activity, timeout: float, hurried: asyncio.Event) -> N
 async def _wait_for_death(engine: EngineClient) -> None:
     """Return when the engine is gone for good; a silent one (a step that hangs) may come back and is only reported."""
     while not engine.errored:
-        with contextlib.suppress(EngineDeadError):
+        with contextlib.suppress(EngineDeadError, EngineAsleepError):
             await engine.check_health()
         await asyncio.sleep(HEALTH_SECONDS)
     logger.error("the engine died; the server stops in %g s", LINGER_SECONDS)

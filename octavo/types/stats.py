@@ -14,3 +14,4 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     num_preemptions: int = 0
     num_prompt_tokens: int = 0  # prompt tokens computed in this step
     num_generation_tokens: int = 0
+    sleep_level: int | None = None  # None: awake; said by the front, since a sleeping core has no steps

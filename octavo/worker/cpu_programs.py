@@ -89,7 +89,8 @@ class CpuPrograms:
         try:
             made.replay(1)
         except NotRecordableError as error:
-            logger.info("decode steps run operator by operator: %s", error)
+            # Its words alone: a record that somebody keeps must not keep the model alive.
+            logger.info("decode steps run operator by operator: %s", str(error))
             return None
         logger.info("decode steps are programs of %d kernels", len(made._programs[1][0]))
         return made

@@ -88,7 +88,7 @@ def measure_working_bytes(run: Callable[[], None], device: torch.device) -> int:
     if before_rss is None:
         return 0
     peak = max(_status_bytes("VmHWM") - before_rss, 0)
-    _release_freed_memory()
+    release_freed_memory()
     return peak
 
 
@@ -107,7 +107,7 @@ def _status_bytes(key: str) -> int:
     return 0
 
 
-def _release_freed_memory() -> None:
+def release_freed_memory() -> None:
     """Give memory that the C library keeps after a free back to the system; glibc only."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

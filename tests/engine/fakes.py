@@ -137,6 +137,8 @@ class FakeExecutor(Executor):
         self.gate = threading.Event()
         self.gate.set()
         self.is_shut_down = False
+        self.asleep: list[str] = []
+        self.sleep_error: str | None = None  # what freeing and restoring weights fails with
 
     def initialize(self) -> StartUp:
         if self.start_error is not None:
@@ -163,11 +165,11 @@ class FakeExecutor(Executor):
             self._compute(result, index, row, num_tokens, samples)
         return FakeHandle(result, self.gate)
 
-    def collective_rpc(
-        self,
     def sample(self, masks: TokenMasks) -> None:
         raise NotImplementedError("the fake follows no grammar")
 
+    def collective_rpc(
+        self,
         method: str | Callable[..., Any],
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
@@ -186,6 +188,27 @@ class FakeExecutor(Executor):
     def rpc_num_rows(self) -> int:
         """Rows in use, as far as the scheduler has told."""
         return len(self.rows)
+
+    def rpc_free_cache(self) -> None:
+        """The rows go with the cache: whoever goes on must come back as new."""
+        self.rows.clear()
+        self.asleep.append("kv_cache")
+
+    def rpc_restore_cache(self) -> None:
+        self.asleep.remove("kv_cache")
+
+    def rpc_free_weights(self, level: int) -> None:
+        if self.sleep_error is not None:
+            raise RuntimeError(self.sleep_error)
+        self.asleep.append(f"weights at level {level}")
+
+    def rpc_restore_weights(self) -> None:
+        if self.sleep_error is not None:
+            raise RuntimeError(self.sleep_error)
+        self.asleep = [part for part in self.asleep if not part.startswith("weights")]
+
+    def rpc_asleep(self) -> list[str]:
+        return self.asleep
 
     def rpc_apply_model(self, func: Callable[[Any], Any]) -> Any:
         return func("the model")

@@ -20,7 +20,7 @@ from octavo.config.engine import (
     TokenizerConfig,
 )
 from octavo.config.hf import HFConfig
-from octavo.errors import ClientError, ContextLengthError, EngineDeadError
+from octavo.errors import ClientError, ContextLengthError, EngineAsleepError, EngineDeadError
 from octavo.tokenizer.backends import RustBackend
 from octavo.tokenizer.tokenizer import Tokenizer, TokenizerInfo
 from octavo.types.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
@@ -101,6 +101,8 @@ class FakeEngine:
         self.dead = False
         self.pauses: list[tuple[str, bool]] = []  # (mode, clear_cache) of each pause
         self.paused = False
+        self.sleeps: list[tuple[int, str]] = []  # (level, mode) of each sleep
+        self.asleep: list[str] = []
 
     @property
     def errored(self) -> bool:
@@ -115,6 +117,8 @@ class FakeEngine:
     async def check_health(self) -> None:
         if self.dead:
             raise EngineDeadError("the engine core is gone.")
+        if self.asleep:
+            raise EngineAsleepError("the engine sleeps.")
 
     async def pause_generation(self, mode: str = "abort", clear_cache: bool = True) -> None:
         if mode not in ("abort", "wait", "keep"):
@@ -127,6 +131,18 @@ class FakeEngine:
 
     async def is_paused(self) -> bool:
         return self.paused
+
+    async def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        if level not in (0, 1, 2):
+            raise ClientError(f"level={level} is not known.", param="level")
+        self.sleeps.append((level, mode))
+        self.asleep = ["weights", "kv_cache"]
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        self.asleep = [part for part in self.asleep if tags is not None and part not in tags]
+
+    async def is_sleeping(self) -> bool:
+        return bool(self.asleep)
 
     async def reset_prefix_cache(self) -> bool:
         return not self.running
@@ -163,6 +179,8 @@ class FakeEngine:
     def _admit(self, token_ids: list[int], params: SamplingParams) -> None:
         if self.dead:
             raise EngineDeadError("the engine core is gone.")
+        if self.asleep:
+            raise EngineAsleepError("the engine sleeps.")
         params.check_vocab(VOCAB_SIZE, self.config.model.max_logprobs)
         limit = self.config.model.max_model_len
         if len(token_ids) + (params.max_tokens != 0) > limit:

@@ -7,7 +7,10 @@ import pytest
 from tests.server.fake_engine import FakeEngine
 from tests.server.http import chat_body, client_of, error_of
 
-ROUTES = [("GET", "/server_info"), ("POST", "/reset_prefix_cache"), ("POST", "/pause"), ("POST", "/resume")]
+ROUTES = [
+    *(("POST", path) for path in ("/reset_prefix_cache", "/pause", "/resume", "/sleep", "/wake_up")),
+    *(("GET", path) for path in ("/server_info", "/is_sleeping")),
+]
 
 
 @pytest.mark.parametrize(("method", "path"), [*ROUTES, ("GET", "/is_paused")])
@@ -28,6 +31,27 @@ async def test_pause_and_resume():
         assert (await client.get("/is_paused")).json() == {"is_paused": False}
         for query, param in (("mode=soon", "mode"), ("clear_cache=maybe", "clear_cache")):
             assert error_of(await client.post(f"/pause?{query}"), 400)["param"] == param
+
+
+async def test_sleep_and_wake_up():
+    engine = FakeEngine()
+    async with client_of(engine, enable_admin_routes=True) as client:
+        assert (await client.get("/is_sleeping")).json() == {"is_sleeping": False}
+        assert (await client.post("/sleep?level=2&mode=wait")).json() == {"status": "asleep", "level": 2}
+        assert engine.sleeps == [(2, "wait")]
+        for response in (
+            await client.post("/v1/chat/completions", json=chat_body()),
+            await client.get("/health/ready"),
+        ):
+            assert error_of(response, 503)["code"] == "engine_asleep"
+        assert (await client.get("/health/live")).status_code == 200
+        assert (await client.post("/wake_up?tags=weights")).json() == {"is_sleeping": True}
+        assert (await client.post("/wake_up?tags=kv_cache&tags=scheduling")).json() == {"is_sleeping": False}
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.post("/sleep")).status_code == (await client.post("/wake_up")).status_code == 200
+        assert engine.sleeps[1:] == [(1, "abort")] and not engine.asleep
+        for level in ("3", "deep"):
+            assert error_of(await client.post(f"/sleep?level={level}"), 400)["param"] == "level"
 
 
 async def test_the_cache_of_running_requests_is_not_reset():
@@ -51,4 +75,5 @@ async def test_server_info_tells_no_secret(monkeypatch):
     assert info["config"]["model"]["served_model_names"] == ["tiny", "alias"]
     assert (info["server"]["api_key"], info["environment"]["OCTAVO_API_KEY"]) == ("***", "***")
     assert info["environment"]["OCTAVO_LOG_LEVEL"] == "WARNING"
+    assert info["runtime"]["num_tasks"] >= 1
     assert "from-the" not in response.text

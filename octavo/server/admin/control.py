@@ -1,5 +1,7 @@
-"""Routes that steer the engine, mounted with `enable_admin_routes` only: pause, resume, reset, and what is configured."""
+"""Routes that steer the engine, mounted with `enable_admin_routes` only: pause, resume, sleep, reset, and what is
+configured."""
 
+import asyncio
 import os
 from typing import Any, cast
 
@@ -8,7 +10,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from octavo import __version__, envs
-from octavo.engine.async_llm import PauseMode
+from octavo.engine.sleep import PauseMode
 from octavo.errors import ClientError
 from octavo.logger import HIDDEN
 from octavo.server.answers import Json
@@ -20,14 +22,16 @@ _SECRET_OPTIONS = frozenset({"api_key"})
 
 
 async def server_info(request: Request) -> Json:
-    """GET /server_info: the version, the resolved configuration, the server's options and the variables that are set."""
+    """GET /server_info: version, resolved configuration, the server's options, the variables that are set, what runs."""
     server = _server(request)
     options = {name: _shown(name, value) for name, value in vars(server.args).items()}
     variables = {
         name: HIDDEN if name in _SECRET_VARIABLES else os.environ[name] for name in envs.VARIABLES if name in os.environ
     }
     config = msgspec.to_builtins(server.engine.config)
-    return Json({"version": __version__, "config": config, "server": options, "environment": variables})
+    runtime = {"num_tasks": len(asyncio.all_tasks())}  # of this event loop; the same number again when all is quiet
+    answer = {"version": __version__, "config": config, "server": options, "environment": variables, "runtime": runtime}
+    return Json(answer)
 
 
 async def reset_prefix_cache(request: Request) -> Json:
@@ -56,6 +60,26 @@ async def is_paused(request: Request) -> Json:
     return Json({"is_paused": await _server(request).engine.is_paused()})
 
 
+async def sleep(request: Request) -> Json:
+    """POST /sleep?level=0|1|2&mode=abort|wait|keep"""
+    level = _integer(request, "level", 1)
+    mode = cast(PauseMode, request.query_params.get("mode", "abort"))
+    await _server(request).engine.sleep(level, mode)
+    return Json({"status": "asleep", "level": level})
+
+
+async def wake_up(request: Request) -> Json:
+    """POST /wake_up?tags=weights&tags=kv_cache; without tags: everything. The answer says whether something still sleeps."""
+    engine = _server(request).engine
+    await engine.wake_up(request.query_params.getlist("tags") or None)
+    return Json({"is_sleeping": await engine.is_sleeping()})
+
+
+async def is_sleeping(request: Request) -> Json:
+    """GET /is_sleeping"""
+    return Json({"is_sleeping": await _server(request).engine.is_sleeping()})
+
+
 def routes() -> list[Route]:
     """The routes to mount."""
     return [
@@ -64,6 +88,9 @@ def routes() -> list[Route]:
         Route("/pause", pause, methods=["POST"]),
         Route("/resume", resume, methods=["POST"]),
         Route("/is_paused", is_paused, methods=["GET"]),
+        Route("/sleep", sleep, methods=["POST"]),
+        Route("/wake_up", wake_up, methods=["POST"]),
+        Route("/is_sleeping", is_sleeping, methods=["GET"]),
     ]
 
 
@@ -73,6 +100,14 @@ def _server(request: Request) -> ServerContext:
 
 def _shown(name: str, value: Any) -> Any:
     return HIDDEN if name in _SECRET_OPTIONS and value else value
+
+
+def _integer(request: Request, name: str, default: int) -> int:
+    text = request.query_params.get(name, str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise ClientError(f"{name}={text!r} must be an integer.", param=name) from None
 
 
 def _flag(request: Request, name: str, default: bool) -> bool:

@@ -12,7 +12,7 @@ from octavo.server.openai.responses import LoadResponse, VersionResponse
 
 
 async def health(request: Request) -> Response:
-    """GET /health and /health/ready: 200 while the engine computes; 503 with the reason while its core is restarted."""
+    """GET /health and /health/ready: 200 while the engine computes; 503 with the reason while it is restarted or sleeps."""
     await _server(request).engine.check_health()
     return Response()
 
