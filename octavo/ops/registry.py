@@ -122,6 +122,11 @@ class Op:
             )
         return self.reference(*args, **kwargs)
 
+    @property
+    def is_in_use(self) -> bool:
+        """Whether anybody has called it: its providers' needs, a compiler say, are looked at only then."""
+        return self._candidates is not None
+
     def chosen(self) -> str:
         """Name of the provider tried first, for the log line of who serves what."""
         found = self.candidates()

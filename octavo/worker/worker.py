@@ -249,7 +249,8 @@ class Worker:
         elif self.device.type == "cpu" and not self.config.compilation.enforce_eager:
             self.runner.graphs = CpuPrograms.try_make(self.runner, self.config.scheduler.max_num_seqs)
         logger.info("warm-up took %.2f s", time.perf_counter() - started)
-        serving = ", ".join(f"{name}={op.chosen()}" for name, op in sorted(REGISTRY.items()) if op.chosen() != "torch")
+        used = {name: op.chosen() for name, op in sorted(REGISTRY.items()) if op.is_in_use}
+        serving = ", ".join(f"{name}={provider}" for name, provider in used.items() if provider != "torch")
         logger.info("operators served by: %s; the others by torch", serving)
 
     def free_cache(self) -> None:
