@@ -21,6 +21,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "num_attention_heads": ("n_head", "num_heads", "n_heads"),
     "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length"),
     "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
+    "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
 }
 
 
@@ -104,6 +105,11 @@ class HFConfig:
     @property
     def head_dim(self) -> int:
         return int(self.get("head_dim", self.hidden_size // self.num_heads))
+
+    @property
+    def num_experts(self) -> int:
+        """Routed experts of a mixture; 0 for dense models."""
+        return int(self.get("num_experts", 0))
 
     @property
     def vocab_size(self) -> int:

@@ -10,6 +10,7 @@ from torch import nn
 from octavo.layers.attention.layer import PagedAttention
 from octavo.layers.embedding import Embedding
 from octavo.layers.linear import Linear, LinearMethod
+from octavo.layers.moe.experts import Experts
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
@@ -27,7 +28,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 def materialise(
     make: Callable[[], ModelT],
-    method_for: Callable[[str, Linear | Embedding], LinearMethod],
+    method_for: Callable[[str, Linear | Embedding | Experts], LinearMethod],
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> ModelT:
@@ -42,6 +43,9 @@ def materialise(
             if isinstance(layer, Linear):
                 layer.method = method_for(path, layer)
                 layer.method.create_weights(layer)
+            elif isinstance(layer, Experts):
+                layer.method = method_for(path, layer).for_experts()
+                layer.method.create_weights(layer)
             elif isinstance(layer, Embedding):
                 method_for(path, layer).create_table(layer)
     return model.eval()
@@ -50,8 +54,8 @@ def materialise(
 def process_after_loading(model: nn.Module) -> None:
     """Let every linear's and embedding's method finish its weights."""
     for layer in model.modules():
-        if isinstance(layer, Linear):
-            layer.method.process_after_loading(layer)
+        if isinstance(layer, (Linear, Experts)):
+            layer.method.process_after_loading(layer)  # type: ignore[arg-type]
         elif isinstance(layer, Embedding) and layer.method is not None:
             layer.method.process_table_after_loading(layer)
 

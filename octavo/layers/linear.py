@@ -15,6 +15,8 @@ import torch
 from torch import nn
 
 from octavo.distributed import get_group
+from octavo.errors import ConfigError
+from octavo.layers.moe.experts import Experts, ExpertsMethod, UnquantizedExperts
 from octavo.layers.norm import RMSNorm
 from octavo.ops.linear import linear
 
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 class LinearMethod:
     """A weight format. One instance may serve many layers; what belongs to a layer is stored on the layer."""
 
-    def for_layer(self, path: str, layer: "Linear | Embedding") -> "LinearMethod":
+    def for_layer(self, path: str, layer: "Linear | Embedding | Experts") -> "LinearMethod":
         """The method of the layer at `path`: this one, unless the format leaves that layer out."""
         return self
 
@@ -47,6 +49,10 @@ class LinearMethod:
     ) -> torch.Tensor:
         """residual + scale * activation(norm(x) @ W.T + b), see `ops.linear`."""
         raise NotImplementedError
+
+    def for_experts(self) -> ExpertsMethod:
+        """The same format for the experts of a mixture."""
+        raise ConfigError(f"{type(self).__name__} has no form for mixture-of-experts models yet.")
 
     def create_table(self, table: "Embedding") -> None:
         """Take an embedding's table over before it is loaded. Most formats leave it as it is: floating point."""
@@ -71,6 +77,9 @@ class UnquantizedMethod(LinearMethod):
         if norm is None:
             return linear(x, layer.weight, layer.bias, None, 0.0, activation, residual, scale)
         return linear(x, layer.weight, layer.bias, norm.weight, norm.eps, activation, residual, scale)
+
+    def for_experts(self) -> ExpertsMethod:
+        return UnquantizedExperts()
 
 
 class Linear(nn.Module):

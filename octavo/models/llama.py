@@ -38,8 +38,9 @@ def layer_window(cfg: HFConfig, index: int) -> int | None:
 class LlamaAttention(nn.Module):
     def __init__(self, cfg: HFConfig, index: int, rope: Rope):
         super().__init__()
-        qkv_bias = bool(cfg.get("attention_bias", cfg.model_type == "qwen2"))
-        output_bias = bool(cfg.get("attention_bias", False)) and cfg.model_type != "qwen2"
+        is_qwen2 = cfg.model_type in ("qwen2", "qwen2_moe")
+        qkv_bias = bool(cfg.get("qkv_bias", True) if is_qwen2 else cfg.get("attention_bias", False))
+        output_bias = bool(cfg.get("attention_bias", False)) and not is_qwen2
         self.qkv_proj = QKVLinear(cfg.hidden_size, cfg.head_dim, cfg.num_heads, cfg.num_kv_heads, bias=qkv_bias)
         self.o_proj = RowLinear(cfg.num_heads * cfg.head_dim, cfg.hidden_size, bias=output_bias)
         self.q_norm: RMSNorm | None = None
@@ -67,13 +68,17 @@ class LlamaLayer(nn.Module):
 
     def __init__(self, cfg: HFConfig, index: int, rope: Rope):
         super().__init__()
-        activation = cfg.choose("hidden_act", list(GATED_ACTIVATIONS), "silu")
         self.input_layernorm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
         self.self_attn = self.attention_class(cfg, index, rope)
         self.post_attention_layernorm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
-        self.mlp = GatedMLP(cfg.hidden_size, cfg.intermediate_size, activation, bool(cfg.get("mlp_bias", False)))
+        self.mlp = self.make_mlp(cfg, index)
         self.residual_scale = float(cfg.get("residual_multiplier", 1.0))
         self.is_last = index == cfg.num_layers - 1
+
+    def make_mlp(self, cfg: HFConfig, index: int) -> nn.Module:
+        """What comes after attention; mixture-of-experts models put theirs here."""
+        activation = cfg.choose("hidden_act", list(GATED_ACTIVATIONS), "silu")
+        return GatedMLP(cfg.hidden_size, cfg.intermediate_size, activation, bool(cfg.get("mlp_bias", False)))
 
     def forward(self, positions, x):
         x = self.self_attn(positions, x, self.input_layernorm, x, self.residual_scale)

@@ -17,6 +17,8 @@ _TRITON_MODULES = (
     "attention.triton_decode",
     "attention.triton_prefill",
     "attention.fa3",
+    "moe.triton_route",
+    "moe.triton_experts",
     "inputs_triton",
 )
 

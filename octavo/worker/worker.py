@@ -13,6 +13,7 @@ from octavo.errors import ConfigError
 from octavo.layers.build import attention_layers, materialise, process_after_loading
 from octavo.layers.embedding import Embedding
 from octavo.layers.linear import Linear, LinearMethod
+from octavo.layers.moe.experts import Experts
 from octavo.layers.quantization import choose_method
 from octavo.loader import load_model
 from octavo.logger import get_logger
@@ -93,7 +94,7 @@ class Worker:
             load_model(self.model, load, model.path, dtype=self.dtype, device=self.device, seed=model.seed)
         process_after_loading(self.model)
 
-    def _method_for(self, path: str, layer: Linear | Embedding) -> LinearMethod:
+    def _method_for(self, path: str, layer: Linear | Embedding | Experts) -> LinearMethod:
         return self._method.for_layer(path, layer)
 
     def kv_specs(self) -> dict[str, KVSpec]:

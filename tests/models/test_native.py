@@ -10,6 +10,8 @@ YARN = {**ROPE, "rope_type": "yarn", "factor": 4.0, "original_max_position_embed
 SHORT, LONG = [1.0 + 0.1 * i for i in range(8)], [2.0 + 0.3 * i for i in range(8)]
 LONGROPE = {**ROPE, "rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG}
 
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
 CASES = {
     "llama": ("llama", {}),
     "llama biases, own head size, llama3 rope": (
@@ -39,6 +41,11 @@ CASES = {
     ),
     "qwen3": ("qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
     "qwen3 biases": ("qwen3", {"head_dim": 16, "attention_bias": True}),
+    "qwen2_moe": ("qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": 48, "mlp_only_layers": [1]}),
+    "qwen3_moe": ("qwen3_moe", {**EXPERTS, "head_dim": 16, "norm_topk_prob": True}),
+    "qwen3_moe, every other layer": ("qwen3_moe", {**EXPERTS, "head_dim": 16, "decoder_sparse_step": 2}),
+    "mixtral": ("mixtral", {"num_local_experts": 4}),
+    "mixtral sliding": ("mixtral", {"num_local_experts": 8, "sliding_window": 16, "num_experts_per_tok": 3}),
     "smollm3": ("smollm3", {"no_rope_layer_interval": 2}),
     "granite": (
         "granite",

@@ -14,6 +14,7 @@ from torch import nn
 from octavo.config.fp8 import Fp8Scheme
 from octavo.layers.embedding import Embedding, LMHead
 from octavo.layers.linear import Linear, LinearMethod, UnquantizedMethod
+from octavo.layers.moe.experts import Experts
 from octavo.logger import get_logger
 from octavo.ops.linear.fp8 import BLOCK, FP8, dequantize_weight, linear_fp8, quantize_fp8
 
@@ -31,7 +32,7 @@ class Fp8Method(LinearMethod):
         self.packing = packing
         self.plain_dtype = torch.get_default_dtype()
 
-    def for_layer(self, path: str, layer: Linear | Embedding) -> LinearMethod:
+    def for_layer(self, path: str, layer: Linear | Embedding | Experts) -> LinearMethod:
         if isinstance(layer, LMHead):
             return UnquantizedMethod()
         if isinstance(layer, Linear):

@@ -1,0 +1,306 @@
+"""The mixture-of-experts kernels on the shapes of real models: right, how fast, and with which launch shapes.
+
+    python benchmarks/moe_h200.py check              routing and experts against float32
+    python benchmarks/moe_h200.py time               microseconds and GB/s of each part by number of tokens
+    python benchmarks/moe_h200.py tune --table FILE  measure the candidates, write octavo/ops/tuned/<device>.json
+
+`--models`, `--tokens`, `--json FILE` and `--budget SECONDS` as in kernels_h200.py. Tokens choose experts uniformly, which
+reads the most weights; each call of a measurement has a choice of its own.
+"""
+
+import argparse
+import dataclasses
+import functools
+import itertools
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.kernels_h200 import EPS, Report, device, error, in_float32, provider, rand, time_graph
+from octavo import ops
+from octavo.ops.moe import Routing, experts, norm_route
+from octavo.ops.triton_utils import forget_choices, is_recording, table_name
+
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 16384)
+# Enough choices that a small batch's experts do not stay in L2.
+CALLS = 8
+
+
+@dataclass(frozen=True)
+class MoEModel:
+    """The shapes of one block."""
+
+    num_experts: int
+    hidden: int
+    width: int
+    routing: Routing
+
+    @property
+    def key(self) -> str:
+        """Key of the tuned table."""
+        return f"{self.num_experts},{self.routing.top_k},{self.hidden},{self.width}"
+
+    @property
+    def expert_bytes(self) -> int:
+        """Weights of one expert."""
+        return 3 * self.hidden * self.width * 2
+
+
+MODELS = {
+    "qwen3-30b-a3b": MoEModel(128, 2048, 768, Routing(8, renormalize=True)),
+    "deepseek-v2-lite": MoEModel(64, 2048, 1408, Routing(6)),
+    "mixtral-8x7b": MoEModel(8, 4096, 14336, Routing(2, renormalize=True)),
+}
+
+
+def make_weights(m: MoEModel) -> tuple[torch.Tensor, torch.Tensor]:
+    """The stacked projections."""
+    gate_up = rand(m.num_experts, 2 * m.width, m.hidden, scale=m.hidden**-0.5)
+    return gate_up, rand(m.num_experts, m.hidden, m.width, scale=m.width**-0.5)
+
+
+def make_choice(m: MoEModel, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights and numbers of the chosen experts."""
+    if is_recording():
+        shape = (tokens, m.routing.top_k)
+        return torch.empty(shape, device="meta"), torch.empty(shape, device="meta", dtype=torch.int32)
+    chosen = torch.rand(tokens, m.num_experts, device=device()).topk(m.routing.top_k, -1)[1].int()
+    return torch.rand(chosen.shape, device=device()), chosen
+
+
+def route_arguments(m: MoEModel, tokens: int) -> tuple:
+    """Arguments of `norm_route`."""
+    return rand(tokens, m.hidden), rand(m.hidden), EPS, rand(m.num_experts, m.hidden, scale=0.1), m.routing
+
+
+def check(models: list[str], tokens_list: tuple[int, ...], report: Report) -> None:
+    """Routing and experts against float32 on the same choice."""
+    for name in models:
+        m = MODELS[name]
+        gate_up, down = make_weights(m)
+        for tokens in tokens_list:
+            if tokens > 2048:
+                continue
+            arguments = route_arguments(m, tokens)
+            hidden, weights, chosen = norm_route(*arguments)
+            wanted = norm_route.reference(*map(in_float32, arguments))
+            report.check(f"{name} norm {tokens}", error(hidden, wanted[0]), 1e-2)
+            # Near ties may fall either way, and then the weights are as close as the logits were.
+            report.check(f"{name} route {tokens}", error(weights.sort(-1)[0], wanted[1].sort(-1)[0]), 2e-2)
+            residual = rand(tokens, m.hidden)
+            for repeat in range(2):
+                out = experts(hidden, weights, chosen, gate_up, down, "silu", residual.clone(), 0.5)
+                report.check(f"{name} experts {tokens} #{repeat}", error(out, _reference(
+                    hidden, weights, chosen, gate_up, down, residual, 0.5)), 1e-2)  # fmt: skip
+        print(f"{name}: checked", flush=True)
+
+
+def _reference(hidden, weights, chosen, gate_up, down, residual, scale) -> torch.Tensor:
+    """`experts` in float32, one expert's weights widened at a time."""
+    out = torch.zeros_like(hidden, dtype=torch.float32)
+    for expert in chosen.unique().tolist():
+        token, choice = torch.where(chosen == expert)
+        gate, up = (hidden[token].float() @ gate_up[expert].float().T).chunk(2, -1)
+        y = (torch.nn.functional.silu(gate) * up) @ down[expert].float().T
+        out.index_add_(0, token, y * weights[token, choice, None])
+    return residual.float() + scale * out
+
+
+def time_all(models: list[str], tokens_list: tuple[int, ...], report: Report) -> None:
+    """Routing and experts as a model calls them; GB/s count every chosen expert's weights once."""
+    for name in models:
+        m = MODELS[name]
+        gate_up, down = make_weights(m)
+        for tokens in tokens_list:
+            if report.left() < 10:
+                return
+            route = route_arguments(m, tokens)
+            routing = time_graph([functools.partial(norm_route, *route)] * CALLS)
+            choices = [make_choice(m, tokens) for _ in range(CALLS)]
+            h, residual = rand(tokens, m.hidden), rand(tokens, m.hidden)
+            calls = [functools.partial(experts, h, *choice, gate_up, down, "silu", residual) for choice in choices]
+            seconds = time_graph(calls)
+            num_bytes = sum(chosen.unique().numel() for _, chosen in choices) / CALLS * m.expert_bytes
+            flops = 2 * tokens * m.routing.top_k * 3 * m.hidden * m.width
+            report.numbers |= {
+                f"us {name} route {tokens}": routing * 1e6,
+                f"us {name} experts {tokens}": seconds * 1e6,
+            }
+            print(
+                f"{name} {tokens} tokens: route {routing * 1e6:.1f} us, experts {seconds * 1e6:.1f} us, "
+                f"{num_bytes / seconds / 1e9:.0f} GB/s, {flops / seconds / 1e12:.0f} TFLOP/s",
+                flush=True,
+            )
+        del gate_up, down
+        torch.cuda.empty_cache()
+
+
+# --- tune
+
+
+def pair_candidates(m: MoEModel, which: str) -> Iterator[dict]:
+    """Launch shapes of one of the two pair kernels."""
+    k, copies = (m.hidden, 2) if which == "gate_up" else (m.width, m.routing.top_k)
+    for block_n, block_k, warps in itertools.product((1, 2, 4, 8, 16), (256, 512, 1024, 2048), (2, 4, 8)):
+        padded = -(-k // block_k) * block_k
+        values = block_n * padded * copies
+        if padded <= k * 1.35 and 16 <= values // (warps * 32) <= 160:
+            yield {"block_n": block_n, "block_k": block_k, "num_warps": warps}
+
+
+def tile_candidates(m: MoEModel, which: str, block_m: int) -> Iterator[dict]:
+    """Launch shapes of one of the two grouped products."""
+    k, matrices = (m.hidden, 2) if which == "gate_up" else (m.width, 1)
+    short = block_m <= 32
+    tiles = [(32, 128), (64, 128), (64, 256), (128, 64), (128, 128)] if short else [(64, 64), (128, 64), (256, 64)]
+    for (block_n, block_k), stages, warps, swap in itertools.product(tiles, (2, 3, 4, 5), (4, 8), (False, True)):
+        shared = stages * (matrices * block_n + block_m) * block_k * 2
+        accumulators = matrices * block_n * block_m // (warps * 32)
+        if swap and (not short or block_n < 64):
+            continue
+        if (
+            block_k > k
+            or shared > 220_000
+            or accumulators > 144
+            or (short and warps == 8 and block_n * block_k < 16384)
+        ):
+            continue
+        yield {"block_n": block_n, "block_k": block_k, "num_stages": stages, "num_warps": warps, "swap": swap}
+
+
+def block_sizes(m: MoEModel, tokens: int) -> list[int]:
+    """Heights of a block worth measuring."""
+    mean = tokens * m.routing.top_k / m.num_experts
+    return [16] if mean <= 8 else [16, 32] if mean <= 20 else [32, 64] if mean <= 60 else [64, 128]
+
+
+def starting_points(m: MoEModel, tokens: int) -> list[dict]:
+    """Entries of the table from which each product is then tuned by itself."""
+    from octavo.ops.moe.triton_grouped import default_grouped_config
+    from octavo.ops.moe.triton_pairs import default_pairs_config, fits
+
+    points = []
+    if tokens <= 32 and fits(m.width, m.routing.top_k):
+        points.append(
+            {"kernel": "pairs"} | dataclasses.asdict(default_pairs_config(m.hidden, m.width, m.routing.top_k))
+        )
+    if tokens > 1:
+        for block_m in block_sizes(m, tokens):
+            config = dataclasses.asdict(default_grouped_config(block_m, 2))
+            points.append({"kernel": "grouped"} | config | {"block_m": block_m})
+    return points
+
+
+def candidates(m: MoEModel, point: dict, which: str) -> list[dict]:
+    """`point` with each launch shape of one product."""
+    shapes = pair_candidates(m, which) if point["kernel"] == "pairs" else tile_candidates(m, which, point["block_m"])
+    return [point | {which: shape} for shape in shapes]
+
+
+def _measure(label, h, choices, gate_up, down, residual, wanted, report: Report, entry: dict) -> float:
+    """Seconds of one entry, which must be right as well."""
+    from octavo.ops.moe.triton_experts import config_from_entry, run_config
+
+    run = functools.partial(run_config, config_from_entry(entry))
+    calls = [functools.partial(run, h, *choice, gate_up, down, "silu", residual) for choice in choices]
+    try:
+        report.check(f"{label} {entry}", error(calls[0](), wanted), 1e-2)
+        return time_graph(calls, 3)
+    except Exception as failure:  # a candidate that does not fit is no candidate
+        print(f"  {entry}: {type(failure).__name__} {str(failure)[:100]}", flush=True)
+        return float("inf")
+
+
+def tune(models: list[str], tokens_list: tuple[int, ...], path: Path | None, report: Report) -> None:
+    """For each number of tokens the fastest kernels, each product tuned with the other held; what a shortened run did not
+    reach keeps its old entries."""
+    path = path or Path(ops.__file__).parent / "tuned" / f"{table_name(torch.cuda.get_device_name())}.json"
+    table = json.loads(path.read_text()) if path.is_file() else {}
+    for name in models:
+        m = MODELS[name]
+        gate_up, down = make_weights(m)
+        section = table.setdefault("experts", {}).setdefault(m.key, {})
+        for tokens in tokens_list:
+            if report.left() < 20:
+                break
+            choices = [make_choice(m, tokens) for _ in range(CALLS if tokens <= 64 else 2)]
+            h, residual = rand(tokens, m.hidden), rand(tokens, m.hidden)
+            wanted = _reference(h, *choices[0], gate_up, down, residual, 1.0)
+            measure = functools.partial(
+                _measure, f"{name} {tokens}", h, choices, gate_up, down, residual, wanted, report
+            )
+            results = []
+            for point in starting_points(m, tokens):
+                seconds = measure(point)
+                for which in ("gate_up", "down"):
+                    tried = [(measure(entry), entry) for entry in candidates(m, point, which) if report.left() > 5]
+                    seconds, point = min([*tried, (seconds, point)], key=lambda pair: pair[0])
+                results.append((seconds, point))
+                print(f"  {name} {tokens}: {seconds * 1e6:.1f} us {point}", flush=True)
+            seconds, point = min(results, key=lambda pair: pair[0])
+            section[str(tokens if tokens < TOKENS[-1] else 1 << 20)] = point | {"us": round(seconds * 1e6, 1)}
+            num_bytes = sum(chosen.unique().numel() for _, chosen in choices) / len(choices) * m.expert_bytes
+            print(f"{name} {tokens} tokens: {seconds * 1e6:.1f} us, {num_bytes / seconds / 1e9:.0f} GB/s", flush=True)
+            path.write_text(json.dumps(table, indent=1) + "\n")
+        del gate_up, down
+        torch.cuda.empty_cache()
+    forget_choices()
+    print(f"wrote {path}", flush=True)
+
+
+def launch_everything(models: list[str] | None, sweep: bool) -> None:
+    """Call every kernel that the commands launch, for `record_launches` to note."""
+    from octavo.ops.moe.triton_experts import config_from_entry, run_config
+
+    ops.load_providers(force=True)
+    for name in models or MODELS:
+        m = MODELS[name]
+        gate_up, down = make_weights(m)
+        for tokens in TOKENS:
+            provider("norm_route")(*route_arguments(m, tokens))
+            h, residual = rand(tokens, m.hidden), rand(tokens, m.hidden)
+            rest = (*make_choice(m, tokens), gate_up, down, "silu", residual)
+            provider("experts")(h, *rest)
+            for point in starting_points(m, tokens) if sweep else []:
+                for entry in [point, *candidates(m, point, "gate_up"), *candidates(m, point, "down")]:
+                    run_config(config_from_entry(entry), h, *rest)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", nargs="*", default=["check", "time"], help="check, time, tune")
+    parser.add_argument("--models", nargs="*", default=["qwen3-30b-a3b", "deepseek-v2-lite"], choices=list(MODELS))
+    parser.add_argument("--tokens", nargs="*", type=int, default=list(TOKENS))
+    parser.add_argument("--table", type=Path, default=None)
+    parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--budget", type=float, default=120.0, help="seconds; what does not fit is left out")
+    args = parser.parse_args()
+    if unknown := set(args.what) - {"check", "time", "tune"}:
+        parser.error(f"unknown: {sorted(unknown)}; there are check, time and tune")
+    if not torch.cuda.is_available():
+        print("moe_h200: needs an NVIDIA GPU; torch sees none")
+        return
+    torch.manual_seed(0)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    ops.load_providers()
+    report, tokens = Report(args.budget), tuple(args.tokens)
+    for what in args.what:
+        if what == "check":
+            check(args.models, tokens, report)
+        elif what == "time":
+            time_all(args.models, tokens, report)
+        else:
+            tune(args.models, tokens, args.table, report)
+    if args.json is not None:
+        args.json.write_text(json.dumps(report.numbers, indent=1) + "\n")
+    sys.exit(bool(report.wrong))
+
+
+if __name__ == "__main__":
+    main()

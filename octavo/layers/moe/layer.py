@@ -1,0 +1,68 @@
+"""`MoE`: what stands where a dense model has its MLP, called the same way."""
+
+import torch
+from torch import nn
+
+from octavo.layers.linear import Linear
+from octavo.layers.mlp import GATED_ACTIVATIONS, GatedMLP
+from octavo.layers.moe.experts import Experts
+from octavo.layers.norm import RMSNorm
+from octavo.ops.moe import Routing, norm_route
+
+
+class Router(nn.Module):
+    """Chooses experts. Its weights stay in floating point whatever the other linears' format.
+
+    `choice_bias`: a float32 bias, `e_score_correction_bias` in checkpoints, that counts for the choice and not for the weights.
+    """
+
+    def __init__(
+        self, hidden_size: int, num_experts: int, routing: Routing, bias: bool = False, choice_bias: bool = False
+    ):
+        super().__init__()
+        self.routing = routing
+        self.weight = nn.Parameter(torch.empty(num_experts, hidden_size), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(num_experts), requires_grad=False) if bias else None
+        self.e_score_correction_bias = (
+            nn.Parameter(torch.empty(num_experts, dtype=torch.float32), requires_grad=False) if choice_bias else None
+        )
+
+    def forward(self, x: torch.Tensor, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The normalised x, and the weights and numbers of each token's experts."""
+        return norm_route(x, norm.weight, norm.eps, self.weight, self.routing, self.bias, self.e_score_correction_bias)
+
+
+class MoE(nn.Module):
+    """residual + scale * (chosen experts + shared expert) of norm(x).
+
+    `shared_width` > 0 adds a gated MLP that every token passes; `gate_shared` weighs it by a sigmoid of its own (Qwen2-MoE).
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        width: int,
+        num_experts: int,
+        activation: str,
+        routing: Routing,
+        *,
+        choice_bias: bool = False,
+        shared_width: int = 0,
+        gate_shared: bool = False,
+    ):
+        super().__init__()
+        self.gate = Router(hidden_size, num_experts, routing, choice_bias=choice_bias)
+        self.experts = Experts(num_experts, hidden_size, width, GATED_ACTIVATIONS[activation])
+        self.shared_experts = GatedMLP(hidden_size, shared_width, activation) if shared_width else None
+        self.shared_expert_gate = Linear(hidden_size, 1) if gate_shared else None
+
+    def forward(self, x: torch.Tensor, norm: RMSNorm, residual: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        hidden, weights, chosen = self.gate(x, norm)
+        if self.shared_experts is not None:
+            # The normalised input is a tensor of its own, so the residual, which may be x, can be consumed from here on.
+            if self.shared_expert_gate is None:
+                residual = self.shared_experts(hidden, residual=residual, scale=scale)
+            else:
+                shared = self.shared_experts(hidden) * self.shared_expert_gate(hidden).sigmoid()
+                residual = torch.add(residual, shared, alpha=scale)
+        return self.experts(hidden, weights, chosen, residual, scale)
