@@ -18,6 +18,9 @@ from octavo.server.engine_client import EngineClient
 from octavo.server.middleware import AccessLog, Admission, ApiKey, Errors, RootPath
 from octavo.server.openai.routes import ROUTES as OPENAI_ROUTES
 from octavo.server.prompts import PromptMaker
+from octavo.server.responses.routes import ROUTES as RESPONSES_ROUTES
+from octavo.server.responses.routes import STORE_ROUTES
+from octavo.server.responses.store import ResponseStore
 from octavo.server.stall_guard import StallGuard
 
 
@@ -71,8 +74,17 @@ def build_app(engine: EngineClient, args: ServerArgs, stats: StatCollector | Non
     """Make the application that serves `engine`; `stats` is the engine's stat logger, shown at /metrics."""
     http = HttpCollector()
     registry = make_registry(http, *([stats] if stats is not None else []))
-    context = ServerContext(engine, args, PromptMaker(engine, args), registry)
-    routes: list[BaseRoute] = [*OPENAI_ROUTES, *ANTHROPIC_ROUTES, *admin_routes(args.enable_server_load_tracking)]
+    context = ServerContext(
+        engine, args, PromptMaker(engine, args), registry, ResponseStore(args.responses_store_bytes)
+    )
+    routes: list[BaseRoute] = [
+        *OPENAI_ROUTES,
+        *RESPONSES_ROUTES,
+        *ANTHROPIC_ROUTES,
+        *admin_routes(args.enable_server_load_tracking),
+    ]
+    if args.responses_store_bytes:
+        routes += STORE_ROUTES
     if args.enable_admin_routes:
         routes += control.routes()
     if not args.disable_fastapi_docs:

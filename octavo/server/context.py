@@ -11,6 +11,7 @@ from octavo.errors import ClientError
 from octavo.server.activity import Activity
 from octavo.server.engine_client import EngineClient
 from octavo.server.prompts import PromptMaker
+from octavo.server.responses.store import ResponseStore
 from octavo.tokenizer.tokenizer import Tokenizer
 
 
@@ -20,6 +21,7 @@ class ServerContext:
     args: ServerArgs
     prompts: PromptMaker
     registry: CollectorRegistry
+    responses: ResponseStore
     activity: Activity = field(default_factory=Activity)
     started: int = field(default_factory=lambda: int(time.time()))  # "created" of the model cards
 

@@ -16,6 +16,7 @@ from octavo.server.openai.protocol import (
     TokenizeRequest,
 )
 from octavo.server.prompts import MAX_DETOKENIZED, MAX_TOKEN_CHARACTERS
+from octavo.server.responses.protocol import ResponsesRequest
 from octavo.types.sampling_params import (
     INT32_MAX,
     MAX_BAD_WORDS,
@@ -31,6 +32,7 @@ BODIES = {
     "POST /v1/chat/completions": ChatCompletionRequest,
     "POST /tokenize": TokenizeRequest,
     "POST /detokenize": DetokenizeRequest,
+    "POST /v1/responses": ResponsesRequest,
     "POST /v1/messages": MessagesRequest,
     "POST /v1/messages/count_tokens": CountTokensRequest,
 }
@@ -96,6 +98,22 @@ FIELDS: dict[str | tuple[str, str], str] = {
     "parallel_tool_calls": _SWITCH,
     "include_reasoning": _SWITCH,
     "tokens": f"{MAX_DETOKENIZED} ids, {_IDS}",
+    "input": f"as messages: text, or {MAX_MESSAGES} items",
+    "instructions": "counted with input",
+    "max_output_tokens": "the context",
+    "max_tool_calls": "ignored: of tools that a server runs, and there are none",
+    "text": "format: text, json_object or json_schema; verbosity: medium",
+    "reasoning": "effort is passed to the chat template; summary: auto, and none is written",
+    "include": "message.output_text.logprobs, reasoning.encrypted_content",
+    "store": "true only with `--responses-store-bytes`",
+    "background": "true only with `--responses-store-bytes`",
+    "previous_response_id": "a stored response of the same key",
+    "safety_identifier": "ignored",
+    "prompt_cache_key": "ignored",
+    ("POST /v1/responses", "metadata"): "returned as it is",
+    ("POST /v1/responses", "tools"): "functions, counted with input",
+    ("POST /v1/responses", "tool_choice"): "none, auto, required, or one of the tools",
+    ("POST /v1/responses", "structured_outputs"): "as in a chat completion",
     "system": "counted with messages",
     "stop_sequences": f"{MAX_STOP_STRINGS} strings of 1 to {MAX_CHARACTERS} characters",
     "metadata": "ignored",

@@ -41,16 +41,16 @@ NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
 
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
-Json = dict[str, Any]
+JsonObject = dict[str, Any]
 
 
-def chat_fields(body: CountTokensRequest) -> Json:
+def chat_fields(body: CountTokensRequest) -> JsonObject:
     """The body of the same chat completion. ClientError names the block that is wrong."""
     turns, system = _turns(body)
     messages = [{"role": "system", "content": system}] if system else []
     for role, blocks in turns:
         messages += [_assistant_message(blocks)] if role == "assistant" else _user_messages(blocks)
-    fields: Json = {"model": body.model, "messages": messages}
+    fields: JsonObject = {"model": body.model, "messages": messages}
     if turns and turns[-1][0] == "assistant":
         if "tool_calls" in messages[-1]:
             raise ClientError(
@@ -75,8 +75,8 @@ def chat_fields(body: CountTokensRequest) -> Json:
     return fields
 
 
-def _sampling_fields(body: MessagesRequest) -> Json:
-    fields: Json = {"stop": body.stop_sequences}
+def _sampling_fields(body: MessagesRequest) -> JsonObject:
+    fields: JsonObject = {"stop": body.stop_sequences}
     for name in ("max_tokens", "stream", "temperature", "top_p", "top_k", "priority", "cache_salt", "vllm_xargs"):
         fields[name] = getattr(body, name)
     thinking = body.thinking
@@ -92,7 +92,7 @@ def _sampling_fields(body: MessagesRequest) -> Json:
     return fields
 
 
-def _thinking_variables(thinking: Thinking | None) -> Json:
+def _thinking_variables(thinking: Thinking | None) -> JsonObject:
     """What templates read to open or close the thinking section; without `thinking` they decide themselves."""
     if thinking is None:
         return {}
@@ -103,7 +103,7 @@ def _thinking_variables(thinking: Thinking | None) -> Json:
 # --- tools -----------------------------------------------------------------------------------------------------------
 
 
-def _tool(tool: Tool, place: str) -> Json:
+def _tool(tool: Tool, place: str) -> JsonObject:
     if tool.type not in (None, "custom"):
         raise ClientError(
             f"{place} has type {tool.type!r}, a tool that this server does not run; define it with an input_schema.",
@@ -116,8 +116,8 @@ def _tool(tool: Tool, place: str) -> Json:
     return {"type": "function", "function": function}
 
 
-def _tool_choice(choice: ToolChoice) -> Json:
-    fields: Json = {}
+def _tool_choice(choice: ToolChoice) -> JsonObject:
+    fields: JsonObject = {}
     if choice.disable_parallel_tool_use:
         fields["parallel_tool_calls"] = False
     if choice.type == "tool":
@@ -184,7 +184,7 @@ def _only_text(blocks: list[_Block]) -> str:
     return "\n".join(block.text("text") for block in blocks)
 
 
-def _assistant_message(blocks: list[_Block]) -> Json:
+def _assistant_message(blocks: list[_Block]) -> JsonObject:
     texts, thoughts, calls = [], [], []
     for block in blocks:
         if block.type == "text":
@@ -197,7 +197,7 @@ def _assistant_message(blocks: list[_Block]) -> Json:
             calls.append({"id": block.text("id"), "type": "function", "function": function})
         else:
             raise block.refuse("text, thinking or tool_use")
-    message: Json = {"role": "assistant", "content": _content(texts)}
+    message: JsonObject = {"role": "assistant", "content": _content(texts)}
     if thoughts:
         message["reasoning_content"] = "\n".join(thoughts)
     if calls:
@@ -205,16 +205,16 @@ def _assistant_message(blocks: list[_Block]) -> Json:
     return message
 
 
-def _input(block: _Block) -> Json:
+def _input(block: _Block) -> JsonObject:
     value = block.value.get("input")
     if not isinstance(value, dict):
         raise ClientError(f"{block.place}.input must be an object.", param=f"{block.place}.input")
     return value
 
 
-def _user_messages(blocks: list[_Block]) -> list[Json]:
+def _user_messages(blocks: list[_Block]) -> list[JsonObject]:
     """Results and texts in the order in which they stand; texts next to each other are one message."""
-    messages: list[Json] = []
+    messages: list[JsonObject] = []
     texts: list[str] = []
 
     def close_text() -> None:
@@ -234,7 +234,7 @@ def _user_messages(blocks: list[_Block]) -> list[Json]:
     return messages
 
 
-def _tool_message(block: _Block) -> Json:
+def _tool_message(block: _Block) -> JsonObject:
     content = block.value.get("content")
     text = "" if content is None else _only_text(_blocks(content, f"{block.place}.content"))
     if block.value.get("is_error"):
@@ -242,7 +242,7 @@ def _tool_message(block: _Block) -> Json:
     return {"role": "tool", "tool_call_id": block.text("tool_use_id"), "content": text}
 
 
-def _content(texts: list[str]) -> str | list[Json] | None:
+def _content(texts: list[str]) -> str | list[JsonObject] | None:
     """One text as it is, so that the prompt is the one of a plain string; several as parts."""
     if len(texts) <= 1:
         return texts[0] if texts else None
