@@ -74,9 +74,11 @@ class _Text:
         if len(kept) < len(text):
             self._held.append(text[len(kept) :])
 
-    def mark(self) -> None:
-        """A mark stands here."""
+    def mark(self, separator: str = "") -> None:
+        """A mark stands here. `separator` goes between the texts before and behind it."""
         self._held.clear()
+        if self.has_begun and separator:
+            self._held.append(separator)
         self._behind_mark = True
 
     def flush(self) -> None:
@@ -123,14 +125,16 @@ class AnswerMachine:
 
     def _take(self) -> list[Event]:
         """What there is to tell; neighbouring pieces of one text as one event."""
+        found, self._events = self._events, []
+        if len(found) <= 1:
+            return found
         events: list[Event] = []
-        for kind, group in groupby(self._events, type):
+        for kind, group in groupby(found, type):
             if kind in (ContentDelta, ReasoningDelta, ToolCallArguments):
                 first, *others = cast("list[ContentDelta | ReasoningDelta | ToolCallArguments]", list(group))
                 events.append(replace(first, text=first.text + "".join(event.text for event in others)))
             else:
                 events += group
-        self._events.clear()
         return events
 
     def _emit_call(self, event: Event) -> None:
@@ -140,21 +144,24 @@ class AnswerMachine:
     # The parser
 
     def _answer(self) -> Parse[None]:
-        """The whole answer."""
         try:
-            if self._plan.in_reasoning:
-                yield from self._read_reasoning()
-            elif self._plan.may_reason:
-                yield from self._read_leading_reasoning()
-            if self._plan.bare:
-                yield from self._read_bare()
-            while True:
-                mark = yield from self._reader.until(self._openings, self._content.add)
-                yield from self._read_opening(mark)
+            yield from self._read()
         except EndOfText:
             self._end()
         except EnoughCalls:
             self.is_done = True
+
+    def _read(self) -> Parse[None]:
+        """The whole answer; ends by an exception only."""
+        if self._plan.in_reasoning:
+            yield from self._read_reasoning()
+        elif self._plan.may_reason:
+            yield from self._read_leading_reasoning()
+        if self._plan.bare:
+            yield from self._read_bare()
+        while True:
+            mark = yield from self._reader.until(self._openings, self._content.add)
+            yield from self._read_opening(mark)
 
     def _end(self) -> None:
         """The text is over, perhaps inside of something."""

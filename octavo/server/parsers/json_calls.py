@@ -6,7 +6,7 @@ Arguments are copied as the model writes them, while it does. The only change is
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from string import hexdigits
 
 from octavo.server.parsers.calls import MAX_NAME, Body, Call, Calls, whole_characters
@@ -213,13 +213,10 @@ def read_keyed_call(reader: Reader, call: Call) -> Parse[None]:
     call.end()
 
 
-def json_calls(
-    end: str | None = None, read: Callable[[Reader, Call], Parse[None]] = read_call, is_marked: bool = True
-) -> Body:
+def json_calls(end: str | None = None, read: Callable[[Reader, Call], Parse[None]] = read_call) -> Body:
     """Objects in a row or in an array, between whitespace, commas or semicolons, up to the mark `end`.
 
-    Without an end mark they end where the array closes, or where no further object follows. `is_marked` False: the
-    first character of the first call has been looked at, not read.
+    Without an end mark they end where the array closes, or where no further object follows.
     """
 
     def body(reader: Reader, calls: Calls) -> Parse[None]:
@@ -292,5 +289,15 @@ def section(call_mark: str, call: Body, end: str) -> Body:
                 return
             else:
                 raise MalformedError
+
+    return body
+
+
+def first_of(by_character: Mapping[str, Body], otherwise: Body) -> Body:
+    """The body that the next character decides for."""
+
+    def body(reader: Reader, calls: Calls) -> Parse[None]:
+        character = yield from reader.skip_space()
+        yield from by_character.get(character, otherwise)(reader, calls)
 
     return body
