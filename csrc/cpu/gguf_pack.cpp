@@ -126,10 +126,10 @@ static void q6_k(const uint8_t* b, Decoded& out) {
         for (int j = 0; j < 32; j++) {
             uint8_t high = b[128 + 32 * i + j], first = b[64 * i + j], second = b[64 * i + 32 + j];
             uint8_t* q = out.quants + 128 * i + j;
-            q[0] = uint8_t(((first & 15) | ((high & 3) << 4)) - 32);
-            q[32] = uint8_t(((second & 15) | (((high >> 2) & 3) << 4)) - 32);
-            q[64] = uint8_t(((first >> 4) | (((high >> 4) & 3) << 4)) - 32);
-            q[96] = uint8_t(((second >> 4) | ((high >> 6) << 4)) - 32);
+            q[0] = uint8_t((first & 15) | ((high & 3) << 4));
+            q[32] = uint8_t((second & 15) | (((high >> 2) & 3) << 4));
+            q[64] = uint8_t((first >> 4) | (((high >> 4) & 3) << 4));
+            q[96] = uint8_t((second >> 4) | ((high >> 6) << 4));
         }
 }
 static void q2_k(const uint8_t* b, Decoded& out) {
@@ -161,7 +161,7 @@ static const Format FORMATS[] = {
     {"Q8_0", 32, 34, KIND_S8, 32, 0, 0, true, q8_0},   {"IQ4_NL", 32, 18, KIND_S8, 32, 0, 0, true, iq4_nl},
     {"Q2_K", 256, 84, KIND_U4, 16, 0, 1, false, q2_k}, {"Q3_K", 256, 110, KIND_U4, 16, 4, 0, false, q3_k},
     {"Q4_K", 256, 144, KIND_U4, 32, 0, 1, false, q4_k}, {"Q5_K", 256, 176, KIND_U5, 32, 0, 1, false, q5_k},
-    {"Q6_K", 256, 210, KIND_S8, 16, 0, 0, false, q6_k},
+    {"Q6_K", 256, 210, KIND_U6, 16, 32, 0, false, q6_k},
 };
 
 static const Format* find_format(const char* name) {
@@ -195,6 +195,22 @@ static float find_gain(const PackArgs& args) {
     return std::exp2(float(std::ilogb(largest) - 14));
 }
 
+// One row's quants of a group; `words` points at the row's lane of the first word.
+static void pack_quants(const PackedWeight& w, const uint8_t* quants, uint8_t* words) {
+    constexpr int WORD = 4 * LANES;
+    const int half = w.group / 2;
+    if (w.kind == KIND_S8) {
+        for (int i = 0; i < w.group; i++) words[i / 4 * WORD + i % 4] = uint8_t(quants[i] + SIGNED_OFFSET);
+        return;
+    }
+    for (int i = 0; i < half; i++) words[i / 4 * WORD + i % 4] = uint8_t((quants[i] & 15) | (quants[i + half] << 4));
+    if (w.kind == KIND_U4) return;
+    const int bits = w.kind == KIND_U5 ? 1 : 2;
+    uint8_t* plane = words + half / 4 * WORD;
+    for (int b = 0; b < 4; b++) plane[b] = 0;
+    for (int i = 0; i < w.group; i++) plane[i % 4] |= uint8_t((quants[i] >> 4) << (i / 4 * bits));
+}
+
 static void pack_tiles(const void* raw, const Team& team) {
     const PackArgs& args = *(const PackArgs*)raw;
     const PackedWeight& w = *args.weight;
@@ -202,7 +218,6 @@ static void pack_tiles(const void* raw, const Team& team) {
     const int64_t row_bytes = w.cols / f.block_cols * f.block_bytes, one_tile = tile_bytes(w, LANES);
     const int64_t one_group = group_bytes(w, LANES);
     const int span = f.block_cols == 256 ? 256 : 32;  // columns decoded at a time
-    const int half_words = w.group / 8;               // words in half a group
     int64_t first, last;
     team.share((w.rows + LANES - 1) / LANES, first, last);
     Decoded decoded;
@@ -224,17 +239,7 @@ static void pack_tiles(const void* raw, const Team& team) {
                         Half minimum = float_to_half(decoded.minima[c / 16] / w.gain);
                         std::memcpy(group + 2 * LANES + 2 * lane, &minimum, 2);
                     }
-                    uint8_t* words = group + 2 * LANES * (1 + w.has_min);
-                    const uint8_t* q = decoded.quants + c;
-                    if (w.kind == KIND_U4) {
-                        for (int i = 0; i < half_words; i++)
-                            for (int b = 0; b < 4; b++)
-                                words[(i * LANES + lane) * 4 + b] = q[4 * i + b] | (q[4 * (i + half_words) + b] << 4);
-                    } else {
-                        const uint8_t offset = w.kind == KIND_S8 ? SIGNED_OFFSET : 0;
-                        for (int i = 0; i < 2 * half_words; i++)
-                            for (int b = 0; b < 4; b++) words[(i * LANES + lane) * 4 + b] = uint8_t(q[4 * i + b] + offset);
-                    }
+                    pack_quants(w, decoded.quants + c, group + 2 * LANES * (1 + w.has_min) + 4 * lane);
                 }
             }
         }

@@ -8,8 +8,10 @@ namespace octavo {
 enum Activation : int32_t { NO_ACTIVATION = 0, SILU = 1, GELU = 2, GELU_TANH = 3, RELU = 4 };
 
 constexpr int MAX_SHARDS = 4;
-// Tokens whose rounded activations stay in the second-level cache while the weights pass by.
-constexpr int64_t TOKEN_BLOCK = 96;
+// Rounded activations that stay in the second-level cache while the weights pass by.
+constexpr int64_t TOKEN_BLOCK_BYTES = 192 * 1024;
+// Pieces of work a thread: enough that none waits long for another, few enough that dealing them out costs nothing.
+constexpr int64_t PIECES = 8;
 
 // residual + scale * activation(norm(x) @ W.T + bias); W is its shards one below the other. With an activation the first
 // shard is the gate and the second what it gates.
@@ -29,15 +31,17 @@ struct LinearArgs {
     int64_t residual_stride;
     float* out;
     int64_t out_stride;
-    uint8_t* workspace;  // quant_row_bytes(cols) times the larger of tokens and threads
+    uint8_t* workspace;  // octavo_linear_workspace bytes
 };
+
+// Bytes of the widest tiles, unpacked.
+static int64_t unpacked_bytes(int64_t cols) { return MAX_TILES * cols / 16 * (2 * sizeof(float) + 16) * LANES; }
 
 void quantize_row(const float* x, int64_t cols, const float* gamma, float eps, uint8_t* out) {
     const int64_t blocks = cols / ACTIVATION_BLOCK;
     int8_t* quants = (int8_t*)out;
     float* scales = (float*)(out + cols);
-    float *scaled32 = scales + blocks, *scaled16 = scales + 2 * blocks;
-    int32_t *sums32 = (int32_t*)(scales + 4 * blocks), *sums16 = sums32 + blocks;
+    float *sums32 = scales + blocks, *sums16 = scales + 2 * blocks;
     float inverse_rms = 1.0f;
     if (gamma != nullptr) {
         F32 squares{}, more{};
@@ -71,23 +75,22 @@ void quantize_row(const float* x, int64_t cols, const float* gamma, float eps, u
         store_bytes(quants + block * ACTIVATION_BLOCK, q);
         const float scale = top / 127.0f, first = sum_lanes(sum[0]), second = sum_lanes(sum[1]);
         scales[block] = scale;
-        sums16[2 * block] = int32_t(first);
-        sums16[2 * block + 1] = int32_t(second);
-        sums32[block] = int32_t(first + second);
-        scaled16[2 * block] = scale * first;
-        scaled16[2 * block + 1] = scale * second;
-        scaled32[block] = scale * (first + second);
+        sums16[2 * block] = scale * first;
+        sums16[2 * block + 1] = scale * second;
+        sums32[block] = scale * (first + second);
     }
 }
 
-TileKernel tile_kernel(const PackedWeight& w, int num_rows, int num_tiles) {
+const TileKernels& tile_kernels(const PackedWeight& w) {
     switch (w.kind) {
         case KIND_U4:
-            return tile_kernel_u4(w, num_rows, num_tiles);
+            return tile_kernels_u4(w);
         case KIND_U5:
-            return tile_kernel_u5(w, num_rows, num_tiles);
+            return tile_kernels_u5(w);
+        case KIND_U6:
+            return tile_kernels_u6(w);
         default:
-            return tile_kernel_s8(w, num_rows, num_tiles);
+            return tile_kernels_s8(w);
     }
 }
 
@@ -132,24 +135,35 @@ static inline F32 load_bias(const float* bias, int64_t width) {
     return v;
 }
 
+// Products of MAX_ROWS rows that unpack for themselves; with more of them, unpacking once for all is cheaper.
+constexpr int64_t UNPACKED_PRODUCTS = 4;
+constexpr int64_t TOKEN_BLOCK = 96;  // at most; a multiple of MAX_ROWS
+typedef F32 Sums[MAX_TILES][TOKEN_BLOCK];
+
 struct Block {
-    const uint8_t* rows;  // rounded activations
-    int64_t row_bytes;
     int64_t first;  // token of the first row
     int64_t count;
+    uint8_t* unpacked;  // this thread's, unpacked_bytes(cols)
+    QuantRow rows[TOKEN_BLOCK + MAX_ROWS];  // the last one repeated MAX_ROWS times: kernels come for a few numbers of rows
 };
-
-typedef F32 Sums[MAX_TILES][TOKEN_BLOCK];
 
 // A few tiles of a shard for all tokens of a block: sums[t][i] for token i, gain and bias applied.
 static void tile_sums(const LinearArgs& a, const Block& block, const PackedWeight& w, int64_t tile, int tiles,
                       int64_t row_offset, Sums sums) {
-    const uint8_t* data = w.data + tile * tile_bytes(w, LANES);
-    QuantRow rows[MAX_ROWS];
-    for (int64_t i = 0; i < block.count; i += MAX_ROWS) {
-        const int count = int(std::min<int64_t>(MAX_ROWS, block.count - i));
-        for (int r = 0; r < count; r++) rows[r] = quant_row(block.rows + (i + r) * block.row_bytes, a.cols);
-        tile_kernel(w, count, tiles)(w, data, rows, &sums[0][i], TOKEN_BLOCK);
+    const TileKernels& kernels = tile_kernels(w);
+    const int64_t one_tile = tile_bytes(w, LANES);
+    const uint8_t* data = w.data + tile * one_tile;
+    if (block.count > UNPACKED_PRODUCTS * MAX_ROWS) {
+        const int64_t one_unpacked = w.cols / w.group * kernels.unpacked_group_bytes;
+        for (int t = 0; t < tiles; t++) kernels.unpack(w, data + t * one_tile, block.unpacked + t * one_unpacked);
+        for (int64_t i = 0; i < block.count; i += MAX_ROWS)
+            kernels.unpacked[tiles - 1](w, block.unpacked, block.rows + i, &sums[0][i], TOKEN_BLOCK);
+    } else {
+        for (int64_t i = 0; i < block.count; i += MAX_ROWS) {
+            int index = 0;
+            while (1 << index < std::min<int64_t>(block.count - i, MAX_ROWS)) index++;
+            kernels.packed[tiles - 1][index](w, data, block.rows + i, &sums[0][i], TOKEN_BLOCK);
+        }
     }
     for (int t = 0; t < tiles; t++) {
         const int64_t row = (tile + t) * LANES;
@@ -159,12 +173,11 @@ static void tile_sums(const LinearArgs& a, const Block& block, const PackedWeigh
     }
 }
 
-static void multiply_block(const LinearArgs& a, const Block& block, const Team& team) {
+// Tiles [first, last) of all shards' (with an activation, of the gate and what it gates) for the tokens of a block.
+static void multiply_block(const LinearArgs& a, const Block& block, int64_t first, int64_t last) {
     Sums sums, gated;
-    int64_t first, last;
     if (a.activation != NO_ACTIVATION) {
         const PackedWeight &gate = a.shards[0], &up = a.shards[1];
-        team.share((gate.rows + LANES - 1) / LANES, first, last);
         for (int64_t tile = first, tiles; tile < last; tile += tiles) {
             tiles = last - tile >= MAX_TILES ? MAX_TILES : 1;
             tile_sums(a, block, gate, tile, int(tiles), 0, sums);
@@ -176,9 +189,6 @@ static void multiply_block(const LinearArgs& a, const Block& block, const Team& 
         }
         return;
     }
-    int64_t total = 0;
-    for (int s = 0; s < a.num_shards; s++) total += (a.shards[s].rows + LANES - 1) / LANES;
-    team.share(total, first, last);
     int64_t shard_start = 0, row_offset = 0;
     for (int s = 0; s < a.num_shards; s++) {
         const PackedWeight& w = a.shards[s];
@@ -198,21 +208,38 @@ static void multiply_block(const LinearArgs& a, const Block& block, const Team& 
 
 static void linear(const void* raw, const Team& team) {
     const LinearArgs& a = *(const LinearArgs*)raw;
-    const int64_t row_bytes = quant_row_bytes(a.cols);
+    const int64_t row_bytes = quant_row_bytes(a.cols), num_rows = std::max<int64_t>(a.tokens, team.count);
+    uint8_t* rows = a.workspace;
+    uint8_t* unpacked = rows + num_rows * row_bytes + team.index * unpacked_bytes(a.cols);
     if (a.tokens == 1) {
         // Rounding one row is cheaper than meeting at a barrier for it: every thread does it for itself.
-        uint8_t* own = a.workspace + team.index * row_bytes;
-        quantize_row(a.x, a.cols, a.norm_weight, a.eps, own);
-        multiply_block(a, {own, row_bytes, 0, 1}, team);
-        return;
+        rows += team.index * row_bytes;
+        quantize_row(a.x, a.cols, a.norm_weight, a.eps, rows);
+    } else {
+        int64_t first, last;
+        team.share(a.tokens, first, last);
+        for (int64_t t = first; t < last; t++)
+            quantize_row(a.x + t * a.x_stride, a.cols, a.norm_weight, a.eps, rows + t * row_bytes);
+        team.sync();
     }
-    int64_t first, last;
-    team.share(a.tokens, first, last);
-    for (int64_t t = first; t < last; t++)
-        quantize_row(a.x + t * a.x_stride, a.cols, a.norm_weight, a.eps, a.workspace + t * row_bytes);
-    team.sync();
-    for (int64_t t = 0; t < a.tokens; t += TOKEN_BLOCK)
-        multiply_block(a, {a.workspace + t * row_bytes, row_bytes, t, std::min(TOKEN_BLOCK, a.tokens - t)}, team);
+    int64_t tiles = 0;
+    for (int s = 0; s < (a.activation != NO_ACTIVATION ? 1 : a.num_shards); s++) tiles += (a.shards[s].rows + LANES - 1) / LANES;
+    const int64_t fitting = TOKEN_BLOCK_BYTES / row_bytes / MAX_ROWS * MAX_ROWS;
+    const int64_t block_tokens = std::max<int64_t>(MAX_ROWS, std::min(TOKEN_BLOCK, fitting));
+    const int64_t blocks = (a.tokens + block_tokens - 1) / block_tokens, pieces = PIECES * team.count;
+    int64_t piece_tiles = std::max<int64_t>(1, tiles * blocks / pieces);
+    piece_tiles = std::min(tiles, (piece_tiles + MAX_TILES - 1) / MAX_TILES * MAX_TILES);
+    const int64_t block_pieces = (tiles + piece_tiles - 1) / piece_tiles;
+    team.each(blocks * block_pieces, [&](int64_t unit) {
+        const int64_t token = unit / block_pieces * block_tokens, tile = unit % block_pieces * piece_tiles;
+        Block block;
+        block.first = token;
+        block.count = std::min(block_tokens, a.tokens - token);
+        block.unpacked = unpacked;
+        for (int64_t i = 0; i < block.count + MAX_ROWS; i++)
+            block.rows[i] = quant_row(rows + (token + std::min(i, block.count - 1)) * row_bytes, a.cols);
+        multiply_block(a, block, tile, std::min(tiles, tile + piece_tiles));
+    });
 }
 
 // Rows of a packed table: out[t] = scale * table[ids[t]].
@@ -225,23 +252,25 @@ struct EmbeddingArgs {
 };
 
 static void unpack_row(const PackedWeight& w, int64_t row, float scale, float* out) {
-    const int lane = int(row % LANES);
+    const int lane = int(row % LANES), half = w.group / 2;
     const int64_t bytes = group_bytes(w, LANES), header = 2 * LANES * (1 + w.has_min);
     const uint8_t* group = w.data + row / LANES * tile_bytes(w, LANES);
-    const int half = w.group / 2;
     for (int64_t col = 0; col < w.cols; col += w.group, group += bytes, out += w.group) {
         const float d = half_to_float(((const Half*)group)[lane]) * w.gain * scale;
         const float m = w.has_min ? half_to_float(((const Half*)group)[LANES + lane]) * w.gain * scale : 0.0f;
         const uint8_t* words = group + header + 4 * lane;
-        for (int i = 0; i < (w.kind == KIND_U4 ? half : w.group); i++) {
-            const uint8_t byte = words[i / 4 * 4 * LANES + i % 4];
-            if (w.kind == KIND_U4) {
-                out[i] = d * float(int(byte & 15) - w.zero) + m;
-                out[i + half] = d * float(int(byte >> 4) - w.zero) + m;
+        const uint8_t* plane = words + half / 4 * WORD;
+        for (int i = 0; i < w.group; i++) {
+            int quant;
+            if (w.kind == KIND_S8) {
+                const uint8_t byte = words[i / 4 * WORD + i % 4];
+                quant = SIGNED_OFFSET == 0 ? int(int8_t(byte)) : int(byte);
             } else {
-                const int quant = w.kind == KIND_S8 && SIGNED_OFFSET == 0 ? int(int8_t(byte)) : int(byte);
-                out[i] = d * float(quant - w.zero) + m;
+                quant = (words[i % half / 4 * WORD + i % 4] >> (i < half ? 0 : 4)) & 15;
+                if (w.kind == KIND_U5) quant |= ((plane[i % 4] >> (i / 4)) & 1) << 4;
+                if (w.kind == KIND_U6) quant |= ((plane[i % 4] >> (i / 4 * 2)) & 3) << 4;
             }
+            out[i] = d * float(quant - w.zero) + m;
         }
     }
 }
@@ -259,6 +288,6 @@ extern "C" {
 octavo::Kernel octavo_linear = octavo::linear;
 octavo::Kernel octavo_embedding = octavo::embedding;
 int64_t octavo_linear_workspace(int64_t tokens, int64_t cols, int threads) {
-    return octavo::quant_row_bytes(cols) * (tokens > threads ? tokens : threads);
+    return octavo::quant_row_bytes(cols) * (tokens > threads ? tokens : threads) + threads * octavo::unpacked_bytes(cols);
 }
 }

@@ -2,8 +2,8 @@
 
 namespace octavo {
 
-TileKernel tile_kernel_s8(const PackedWeight& w, int num_rows, int num_tiles) {
-    return w.group == 32 ? choose<KIND_S8, 32, false>(num_rows, num_tiles) : choose<KIND_S8, 16, false>(num_rows, num_tiles);
+const TileKernels& tile_kernels_s8(const PackedWeight& w) {
+    return w.group == 32 ? make_kernels<KIND_S8, 32, false>() : make_kernels<KIND_S8, 16, false>();
 }
 
 }  // namespace octavo

@@ -2,10 +2,9 @@
 
 namespace octavo {
 
-TileKernel tile_kernel_u4(const PackedWeight& w, int num_rows, int num_tiles) {
-    if (w.group == 32)
-        return w.has_min ? choose<KIND_U4, 32, true>(num_rows, num_tiles) : choose<KIND_U4, 32, false>(num_rows, num_tiles);
-    return w.has_min ? choose<KIND_U4, 16, true>(num_rows, num_tiles) : choose<KIND_U4, 16, false>(num_rows, num_tiles);
+const TileKernels& tile_kernels_u4(const PackedWeight& w) {
+    if (w.group == 32) return w.has_min ? make_kernels<KIND_U4, 32, true>() : make_kernels<KIND_U4, 32, false>();
+    return w.has_min ? make_kernels<KIND_U4, 16, true>() : make_kernels<KIND_U4, 16, false>();
 }
 
 }  // namespace octavo

@@ -2,8 +2,9 @@
 
 namespace octavo {
 
-TileKernel tile_kernel_u5(const PackedWeight& w, int num_rows, int num_tiles) {
-    return w.has_min ? choose<KIND_U5, 32, true>(num_rows, num_tiles) : choose<KIND_U5, 32, false>(num_rows, num_tiles);
+const TileKernels& tile_kernels_u5(const PackedWeight& w) {
+    return w.has_min ? make_kernels<KIND_U5, 32, true>() : make_kernels<KIND_U5, 32, false>();
 }
+const TileKernels& tile_kernels_u6(const PackedWeight&) { return make_kernels<KIND_U6, 16, false>(); }
 
 }  // namespace octavo

@@ -4,8 +4,9 @@
 //
 //     scales [LANES] half | minima [LANES] half, if there are any | quants
 //
-// A quant word holds four neighbouring columns of one row in one lane; words of 4 bits hold columns c … c + 3 of the first
-// half of the group in the low nibbles and of the second half in the high ones. A row's weight is
+// A quant word holds four neighbouring columns of one row in one lane. The low four bits of two words share one: columns of
+// the first half of the group in the low nibbles, of the second half in the high ones. Further bits of a whole group fill
+// one more word: byte b of a lane holds those of columns b, 4 + b, 8 + b … from its lowest bit on. A row's weight is
 //
 //     gain * (scale * (quant - zero) + minimum)
 //
@@ -17,9 +18,10 @@
 namespace octavo {
 
 enum QuantKind : int32_t {
-    KIND_U4 = 0,  // 4 bits, 0 … 15
-    KIND_U5 = 1,  // a byte, 0 … 31
-    KIND_S8 = 2,  // a byte, -128 … 127, kept with SIGNED_OFFSET added
+    KIND_U4 = 0,  // 0 … 15
+    KIND_U5 = 1,  // 0 … 31, groups of 32: nibbles and a word of fifth bits
+    KIND_U6 = 2,  // 0 … 63, groups of 16: nibbles and a word of pairs of bits
+    KIND_S8 = 3,  // a byte, -128 … 127, kept with SIGNED_OFFSET added
 };
 
 struct PackedWeight {
@@ -34,8 +36,12 @@ struct PackedWeight {
     int32_t reserved;
 };
 
+// Bytes of a row's quants in one group.
+inline int64_t quant_bytes(int kind, int group) {
+    return kind == KIND_S8 ? group : group / 2 + (kind == KIND_U4 ? 0 : 4);
+}
 inline int64_t group_bytes(const PackedWeight& w, int lanes) {
-    return lanes * (2 + 2 * w.has_min + (w.kind == KIND_U4 ? w.group / 2 : w.group));
+    return lanes * (2 + 2 * w.has_min + quant_bytes(w.kind, w.group));
 }
 inline int64_t tile_bytes(const PackedWeight& w, int lanes) { return w.cols / w.group * group_bytes(w, lanes); }
 

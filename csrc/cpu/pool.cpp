@@ -35,6 +35,7 @@ void Barrier::wait() {
     const uint32_t round = round_.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) == count_ - 1) {
         arrived_.store(0, std::memory_order_relaxed);
+        claimed_.store(0, std::memory_order_relaxed);
         round_.store(round + 1, std::memory_order_release);
         return;
     }
@@ -140,4 +141,5 @@ void octavo_pool_destroy(octavo::Pool* pool) { delete pool; }
 void octavo_pool_run(octavo::Pool* pool, const octavo::Step* steps, int64_t num_steps) { pool->run(steps, num_steps); }
 const char* octavo_instruction_set() { return octavo::INSTRUCTION_SET; }
 int octavo_lanes() { return octavo::LANES; }
+int octavo_signed_offset() { return octavo::SIGNED_OFFSET; }
 }

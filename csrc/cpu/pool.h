@@ -11,11 +11,14 @@ class Barrier {
    public:
     explicit Barrier(int count) : count_(count) {}
     void wait();
+    // 0, 1, 2 … each once among the threads; from 0 again after every wait.
+    int64_t claim() { return claimed_.fetch_add(1, std::memory_order_relaxed); }
 
    private:
     const int count_;
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<uint32_t> round_{0};
+    alignas(64) std::atomic<int64_t> claimed_{0};
 };
 
 // One thread's view of the team.
@@ -31,6 +34,16 @@ struct Team {
     void share(int64_t total, int64_t& first, int64_t& last) const {
         first = total * index / count;
         last = total * (index + 1) / count;
+    }
+    // Run work(i) for every i below `total`, each on the thread that is free first: a core that others use as well, or that
+    // runs slower, takes less of it. Once between two syncs.
+    template <typename F>
+    void each(int64_t total, const F& work) const {
+        if (count == 1) {
+            for (int64_t i = 0; i < total; i++) work(i);
+            return;
+        }
+        for (int64_t i = barrier->claim(); i < total; i = barrier->claim()) work(i);
     }
 };
 

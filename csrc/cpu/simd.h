@@ -12,6 +12,9 @@
 #include <immintrin.h>
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define OCTAVO_AVX2 1
+#if defined(__AVXVNNI__)
+#define OCTAVO_AVXVNNI 1
+#endif
 #include <immintrin.h>
 #elif defined(__ARM_NEON) && defined(__ARM_FEATURE_DOTPROD)
 #define OCTAVO_NEON 1
@@ -31,6 +34,9 @@ namespace octavo {
 #if defined(OCTAVO_AVX512)
 constexpr int LANES = 16;
 constexpr const char* INSTRUCTION_SET = "avx512-vnni";
+#elif defined(OCTAVO_AVXVNNI)
+constexpr int LANES = 8;
+constexpr const char* INSTRUCTION_SET = "avx2-vnni";
 #elif defined(OCTAVO_AVX2)
 constexpr int LANES = 8;
 constexpr const char* INSTRUCTION_SET = "avx2";
@@ -62,11 +68,29 @@ template <typename V, typename T>
 inline void store(T* p, V v) {
     std::memcpy(p, &v, sizeof(V));
 }
-inline F32 splat(float x) { return F32{} + x; }
+inline F32 splat(float x) {
+#if defined(OCTAVO_AVX512)
+    return (F32)_mm512_set1_ps(x);
+#elif defined(OCTAVO_AVX2)
+    return (F32)_mm256_set1_ps(x);
+#else
+    return F32{} + x;
+#endif
+}
 inline I32 splat(int32_t x) { return I32{} + x; }
 inline F32 to_float(I32 v) { return __builtin_convertvector(v, F32); }
 inline F32 maximum(F32 a, F32 b) { return a > b ? a : b; }
 inline F32 minimum(F32 a, F32 b) { return a < b ? a : b; }
+// a * b + c, rounded once wherever the machine can: the same in every kernel, however the compiler arranges it.
+inline F32 multiply_add(F32 a, F32 b, F32 c) {
+#if defined(OCTAVO_AVX512)
+    return (F32)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(OCTAVO_AVX2)
+    return (F32)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
 
 // Four bytes repeated in every lane.
 inline U8 splat4(const void* p) {
@@ -228,50 +252,64 @@ inline F32 exponential(F32 x) {
 // --- integer dot products ---------------------------------------------------------------------------------------------
 //
 // A lane holds four weights of one row; `a` holds four activations, repeated in every lane. `Sum` gathers the products of
-// up to eight such steps (one group of 32 values); `total` widens it to one number a lane.
+// the steps of one group (up to 32 columns); `total` gives one number a lane. LIMIT is the largest weight; signed weights
+// have LIMIT 128 and are stored with SIGNED_OFFSET added.
 
-#if defined(OCTAVO_AVX512)
-// Weights unsigned, activations signed: what the instruction multiplies. Signed weights are stored with 128 added.
-constexpr int SIGNED_OFFSET = 128;
+#if defined(OCTAVO_AVX512) || defined(OCTAVO_AVXVNNI)
+constexpr int SIGNED_OFFSET = 128;  // the instruction multiplies unsigned weights with signed activations
 struct Sum {
     I32 lanes{};
 };
-inline void dot_small(Sum& s, U8 w, U8 a) { s.lanes = (I32)_mm512_dpbusd_epi32((__m512i)s.lanes, (__m512i)w, (__m512i)a); }
-inline void dot_medium(Sum& s, U8 w, U8 a) { dot_small(s, w, a); }
-inline void dot_signed(Sum& s, U8 w, U8 a) { dot_small(s, w, a); }
+template <int LIMIT>
+inline void dot(Sum& s, U8 w, U8 a, int) {
+#if defined(OCTAVO_AVX512)
+    s.lanes = (I32)_mm512_dpbusd_epi32((__m512i)s.lanes, (__m512i)w, (__m512i)a);
+#else
+    s.lanes = (I32)_mm256_dpbusd_avx_epi32((__m256i)s.lanes, (__m256i)w, (__m256i)a);
+#endif
+}
+template <int LIMIT>
 inline I32 total(const Sum& s) { return s.lanes; }
 #elif defined(OCTAVO_AVX2)
-// The sums are taken in the order written: left free, the compiler gathers all products first and runs out of registers.
-template <typename V>
-inline void keep_order(V& sum) { asm("" : "+x"(sum)); }
-// Products of small weights stay in 16 bits for a group: 8 steps of 2 * 15 * 127 fit. Larger ones are widened at once.
 constexpr int SIGNED_OFFSET = 0;
 struct Sum {
     I16 narrow{};
     I32 lanes{};
 };
-inline void dot_small(Sum& s, U8 w, U8 a) {
-    s.narrow += (I16)_mm256_maddubs_epi16((__m256i)w, (__m256i)a);
-    keep_order(s.narrow);
-}
+// The sums are taken in the order written: left free, the compiler gathers all products first and runs out of registers.
+template <typename V>
+inline void keep_order(V& sum) { asm("" : "+x"(sum)); }
 inline I32 widen(I16 pairs) { return (I32)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16(1)); }
-// Weights below 32.
-inline void dot_medium(Sum& s, U8 w, U8 a) {
-    s.lanes += widen((I16)_mm256_maddubs_epi16((__m256i)w, (__m256i)a));
-    keep_order(s.lanes);
+// Steps whose sums of two products fit 16 bits. They are widened after that many.
+constexpr int narrow_steps(int limit) { return 32767 / (2 * 127 * limit); }
+
+template <int LIMIT>
+inline void dot(Sum& s, U8 w, U8 a, int step) {
+    if constexpr (LIMIT == 128) {
+        __m256i magnitude = _mm256_abs_epi8((__m256i)w), signed_a = _mm256_sign_epi8((__m256i)a, (__m256i)w);
+        s.lanes += widen((I16)_mm256_maddubs_epi16(magnitude, signed_a));
+        keep_order(s.lanes);
+        return;
+    }
+    constexpr int STEPS = narrow_steps(LIMIT);
+    const I16 products = (I16)_mm256_maddubs_epi16((__m256i)w, (__m256i)a);
+    s.narrow = step % STEPS == 0 ? products : s.narrow + products;
+    if (STEPS < 8 && step % STEPS == STEPS - 1) {
+        s.lanes += widen(s.narrow);
+        keep_order(s.lanes);
+    } else {
+        keep_order(s.narrow);
+    }
 }
-inline void dot_signed(Sum& s, U8 w, U8 a) {
-    __m256i magnitude = _mm256_abs_epi8((__m256i)w), signed_a = _mm256_sign_epi8((__m256i)a, (__m256i)w);
-    s.lanes += widen((I16)_mm256_maddubs_epi16(magnitude, signed_a));
-    keep_order(s.lanes);
-}
-inline I32 total(const Sum& s) { return s.lanes + widen(s.narrow); }
+template <int LIMIT>
+inline I32 total(const Sum& s) { return LIMIT != 128 && narrow_steps(LIMIT) >= 8 ? widen(s.narrow) : s.lanes; }
 #else
 constexpr int SIGNED_OFFSET = 0;
 struct Sum {
     I32 lanes{};
 };
-inline void dot_signed(Sum& s, U8 w, U8 a) {
+template <int LIMIT>
+inline void dot(Sum& s, U8 w, U8 a, int) {
 #if defined(OCTAVO_NEON)
     int8x16_t low, high, other;
     std::memcpy(&low, &w, 16);
@@ -289,8 +327,7 @@ inline void dot_signed(Sum& s, U8 w, U8 a) {
         for (int j = 0; j < 4; j++) s.lanes[i] += int(x[4 * i + j]) * int(y[4 * i + j]);
 #endif
 }
-inline void dot_small(Sum& s, U8 w, U8 a) { dot_signed(s, w, a); }
-inline void dot_medium(Sum& s, U8 w, U8 a) { dot_signed(s, w, a); }
+template <int LIMIT>
 inline I32 total(const Sum& s) { return s.lanes; }
 #endif
 

@@ -36,6 +36,12 @@ def _structure(matrix: PackedMatrix) -> PackedWeight:
     return PackedWeight(m.data.data_ptr(), m.rows, m.cols, m.kind, m.group, m.zero, m.has_min, m.gain, 0)
 
 
+def _has_own_layout(matrix: PackedMatrix) -> bool:
+    """Whether the matrix is packed for this machine's instruction set."""
+    run = runtime()
+    return matrix.lanes == run.lanes and (matrix.kind != QuantKind.S8 or matrix.zero == run.signed_offset)
+
+
 def _is_plain(x: torch.Tensor | None, width: int) -> bool:
     """Whether a kernel can read x [tokens, width]: float32 on the CPU, rows in one piece."""
     return x is None or (x.dtype == torch.float32 and not x.is_cuda and x.stride(-1) == 1 and x.shape[-1] == width)
@@ -50,7 +56,7 @@ def _accepts_linear(x, shards, bias=None, norm_weight=None, eps=0.0, activation=
         and _is_plain(bias, sum(rows))
         and _is_plain(norm_weight, shards[0].cols)
         and _is_plain(residual, width)
-        and shards[0].lanes == runtime().lanes
+        and all(map(_has_own_layout, shards))
         and len(shards) <= MAX_SHARDS
         and (activation is None or (activation in ACTIVATIONS and len(rows) == 2 and rows[0] == rows[1]))
     )
@@ -93,7 +99,7 @@ def _accepts_embedding(input_ids, table, scale=1.0) -> bool:
         input_ids.dtype == torch.int64
         and input_ids.is_contiguous()
         and not input_ids.is_cuda
-        and table.lanes == runtime().lanes
+        and _has_own_layout(table)
     )
 
 

@@ -63,6 +63,7 @@ class Runtime:
         self.pid = os.getpid()
         self.instruction_set = library.octavo_instruction_set().decode()
         self.lanes = library.octavo_lanes()
+        self.signed_offset = library.octavo_signed_offset()
         self.kernels = {name: ctypes.c_size_t.in_dll(library, f"octavo_{name}").value for name in KERNELS}
         self._pool = library.octavo_pool_create(num_threads, _cpus_to_pin(num_threads))
         self._run = library.octavo_pool_run

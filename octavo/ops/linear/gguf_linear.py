@@ -51,8 +51,8 @@ def gguf_embedding(input_ids: torch.Tensor, table: PackedMatrix, scale: float = 
     return embedding.reference(input_ids, unpack(table), scale)
 
 
-# Rows of a tile on different instruction sets; a provider takes its own.
-_LANES = (8, 16)
+# Rows of a tile and what is added to signed quants, on different instruction sets; a provider takes its own.
+_LAYOUTS = ((8, 0), (8, 128), (16, 128))
 _FORMATS = (
     (QuantKind.U4, 32, True),
     (QuantKind.U4, 32, False),
@@ -60,20 +60,21 @@ _FORMATS = (
     (QuantKind.U4, 16, False),
     (QuantKind.U5, 32, True),
     (QuantKind.U5, 32, False),
+    (QuantKind.U6, 16, False),
     (QuantKind.S8, 32, False),
     (QuantKind.S8, 16, False),
 )
 
 
 def _linear_inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
-    for lanes in _LANES:
+    for layout in _LAYOUTS:
         for index, one in enumerate(_FORMATS):
             other = _FORMATS[(index + 3) % len(_FORMATS)]
             for tokens in (1, 2, 7, 100):
                 cols, rows = 96, 33  # rows end inside a tile
                 x = torch.randn(tokens, cols, generator=rng).to(dtype)
                 gamma = 1 + 0.1 * torch.randn(cols, generator=rng)
-                first, second = (random_matrix(rng, rows, cols, *form, lanes) for form in (one, other))
+                first, second = (random_matrix(rng, rows, cols, *form, *layout) for form in (one, other))
                 bias = torch.randn(2 * rows, generator=rng)
                 residual = torch.randn(tokens, rows, generator=rng)
                 yield x, (first, second), bias, gamma, 1e-5
@@ -83,10 +84,10 @@ def _linear_inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
 
 def _embedding_inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
     ids = torch.tensor([0, 36, 7, 7])
-    for lanes in _LANES:
+    for layout in _LAYOUTS:
         for form in _FORMATS:
-            yield ids, random_matrix(rng, 37, 64, *form, lanes), 1.0
-            yield ids[:1], random_matrix(rng, 37, 64, *form, lanes), 3.0
+            yield ids, random_matrix(rng, 37, 64, *form, *layout), 1.0
+            yield ids[:1], random_matrix(rng, 37, 64, *form, *layout), 3.0
 
 
 gguf_linear.inputs = _linear_inputs

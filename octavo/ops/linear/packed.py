@@ -4,8 +4,9 @@ Rows are cut into tiles of `lanes`, columns into groups that share a scale. A ti
 
     scales [lanes] float16 | minima [lanes] float16, if there are any | quants
 
-A quant word is four neighbouring columns of one row; words of all rows of the tile lie side by side. With 4 bits, a word
-holds columns of the group's first half in the low nibbles and of its second half in the high ones.
+A quant word is four neighbouring columns of one row; words of all rows of the tile lie side by side. The low four bits of
+two words share one: columns of the group's first half in the low nibbles, of its second half in the high ones. Further bits
+of the whole group fill one more word: byte b of a row holds those of columns b, 4 + b, 8 + b … from its lowest bit on.
 """
 
 from dataclasses import dataclass, replace
@@ -18,8 +19,18 @@ class QuantKind(IntEnum):
     """How a quant is kept."""
 
     U4 = 0  # 4 bits, 0 … 15
-    U5 = 1  # a byte, 0 … 31
-    S8 = 2  # a byte, -128 … 127; or 128 more, and then `zero` is 128 more as well
+    U5 = 1  # 5 bits, 0 … 31, groups of 32
+    U6 = 2  # 6 bits, 0 … 63, groups of 16
+    S8 = 3  # a byte, -128 … 127; or 128 more, and then `zero` is 128 more as well
+
+    @property
+    def plane_bits(self) -> int:
+        """Bits of a quant beyond the nibble, where it has one."""
+        return {QuantKind.U5: 1, QuantKind.U6: 2}.get(self, 0)
+
+    def words(self, group: int) -> int:
+        """Quant words of a group."""
+        return group // 4 if self == QuantKind.S8 else group // 8 + (self.plane_bits > 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,14 +52,18 @@ def unpack(matrix: PackedMatrix) -> torch.Tensor:
     """The numbers, float32 [rows, cols]."""
     m = matrix
     header = 2 * m.lanes * (1 + m.has_min)
-    words = m.group // 8 if m.kind == QuantKind.U4 else m.group // 4
+    words = m.kind.words(m.group)
     groups = m.data.view(-1, m.cols // m.group, header + words * m.lanes * 4)
     halves = groups[..., :header].contiguous().view(torch.float16).float().unflatten(-1, (-1, m.lanes, 1))
     quants = groups[..., header:].unflatten(-1, (words, m.lanes, 4))
-    if m.kind == QuantKind.U4:
-        quants = torch.cat((quants & 15, quants >> 4), dim=-3)
-    elif m.kind == QuantKind.S8 and m.zero == 0:
-        quants = quants.view(torch.int8)
+    if m.kind == QuantKind.S8:
+        quants = quants.view(torch.int8) if m.zero == 0 else quants
+    else:
+        nibbles, plane = quants[..., : m.group // 8, :, :], quants[..., m.group // 8 :, :, :]
+        quants = torch.cat((nibbles & 15, nibbles >> 4), dim=-3)
+        if bits := m.kind.plane_bits:
+            shifts = torch.arange(0, m.group // 4 * bits, bits, dtype=torch.uint8).view(-1, 1, 1)
+            quants = quants | ((plane >> shifts) & (2**bits - 1)) << 4
     # [tiles, groups, words, lanes, 4] → [tiles, groups, lanes, group]
     numbers = quants.transpose(-3, -2).flatten(-2).float() - m.zero
     numbers = halves[..., 0, :, :] * numbers
@@ -72,16 +87,16 @@ def split_rows(matrix: PackedMatrix, sizes: tuple[int, ...]) -> tuple[PackedMatr
 
 
 def random_matrix(
-    rng: torch.Generator, rows: int, cols: int, kind: QuantKind, group: int, has_min: bool, lanes: int
+    rng: torch.Generator, rows: int, cols: int, kind: QuantKind, group: int, has_min: bool, lanes: int, offset: int = 0
 ) -> PackedMatrix:
-    """A matrix of random quants, with numbers of about the size that keeps activations near one: for tests."""
-    zero = {QuantKind.U4: 8, QuantKind.U5: 16, QuantKind.S8: 0}[kind]
-    words = group // 8 if kind == QuantKind.U4 else group // 4
+    """A matrix of random quants, with numbers of about the size that keeps activations near one: for tests.
+
+    `offset` is what is added to signed quants.
+    """
+    largest = {QuantKind.U4: 8, QuantKind.U5: 16, QuantKind.U6: 32, QuantKind.S8: 128}[kind]
+    zero = offset if kind == QuantKind.S8 else largest
     shape = (-(-rows // lanes), cols // group)
-    largest = {QuantKind.U4: 8, QuantKind.U5: 16, QuantKind.S8: 128}[kind]
     halves = torch.rand(*shape, lanes * (1 + has_min), generator=rng) / (largest * cols**0.5)
-    top = 32 if kind == QuantKind.U5 else 256
-    quants = torch.randint(0, top, (*shape, words * lanes * 4), generator=rng, dtype=torch.uint8)
+    quants = torch.randint(0, 256, (*shape, kind.words(group) * lanes * 4), generator=rng, dtype=torch.uint8)
     data = torch.cat((halves.half().view(torch.uint8), quants), dim=-1).flatten()
-    offset = 128 if kind == QuantKind.S8 and lanes == 16 else 0
-    return PackedMatrix(data, rows, cols, kind, group, 0 if has_min else zero + offset, has_min, 2.0, lanes)
+    return PackedMatrix(data, rows, cols, kind, group, 0 if has_min else zero, has_min, 2.0, lanes)
