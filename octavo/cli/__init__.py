@@ -13,9 +13,10 @@ COMMANDS = {
     "chat": ("octavo.cli.chat", "Chat with a running server."),
     "complete": ("octavo.cli.complete", "Let a running server complete texts."),
     "bench": ("octavo.cli.bench", "Measure latency, throughput, serving, start and kernels."),
+    "run-batch": ("octavo.cli.run_batch", "Answer a file of requests."),
     "collect-env": ("octavo.cli.collect_env", "Describe this machine and installation, for bug reports."),
 }
-_UNSUPPORTED = {"run-batch", "launch", "download-kernels", "preload", "snapshot"}
+_UNSUPPORTED = {"launch", "download-kernels", "preload", "snapshot"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

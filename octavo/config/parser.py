@@ -7,7 +7,7 @@ Parsing returns only what was given, as {name: value}; defaults stay in the data
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,10 +23,19 @@ _HELP_EPILOG = (
 class OptionParser(argparse.ArgumentParser):
     """A parser whose flags come from the fields of `option_classes`.
 
-    `positional` names an option that may also be given without its flag, first (`octavo serve MODEL`).
+    `positional` names an option that may also be given without its flag, first (`octavo serve MODEL`). Options of
+    `skip_groups` are left out.
     """
 
-    def __init__(self, prog: str, description: str, option_classes: Sequence[type], *, positional: str | None = None):
+    def __init__(
+        self,
+        prog: str,
+        description: str,
+        option_classes: Sequence[type],
+        *,
+        positional: str | None = None,
+        skip_groups: Collection[str] = (),
+    ):
         super().__init__(
             prog=prog,
             usage=f"{prog} [{positional.upper()}] [options]" if positional else f"{prog} [options]",
@@ -47,6 +56,8 @@ class OptionParser(argparse.ArgumentParser):
         general.add_argument("--config", metavar="FILE", help="YAML file of options; the command line wins over it.")
         for cls in option_classes:
             for field in option_fields(cls):
+                if field.option.group in skip_groups:
+                    continue
                 self._fields[field.name] = field
                 _add_flag(self._group(field.option.group), field)
 

@@ -6,7 +6,7 @@ from typing import Any
 from octavo.config.options import check_options, option
 from octavo.errors import ConfigError
 
-_LISTEN, _ACCESS, _CHAT, _REPLIES = "Listening", "Access", "Chat", "Replies"
+LISTENING, ACCESS, _CHAT, _REPLIES = "Listening", "Access", "Chat", "Replies"
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 
@@ -14,53 +14,55 @@ LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 class ServerArgs:
     """Options of the server. Wrong values raise `ConfigError` naming the option."""
 
-    host: str = option("127.0.0.1", "Address to listen at; 0.0.0.0 is every address of the machine.", group=_LISTEN)
-    port: int = option(8000, "Port to listen at; 0 takes a free one.", group=_LISTEN, low=0, high=65535)
-    uds: str | None = option(None, "Unix domain socket to listen at instead.", group=_LISTEN)
-    root_path: str = option("", "Path prefix under which a proxy shows the server.", group=_LISTEN)
-    ssl_keyfile: str | None = option(None, "Private key of the server's certificate.", group=_LISTEN)
-    ssl_certfile: str | None = option(None, "Certificate of the server, with its chain.", group=_LISTEN)
-    ssl_ca_certs: str | None = option(None, "Certificates that client certificates are checked against.", group=_LISTEN)
+    host: str = option("127.0.0.1", "Address to listen at; 0.0.0.0 is every address of the machine.", group=LISTENING)
+    port: int = option(8000, "Port to listen at; 0 takes a free one.", group=LISTENING, low=0, high=65535)
+    uds: str | None = option(None, "Unix domain socket to listen at instead.", group=LISTENING)
+    root_path: str = option("", "Path prefix under which a proxy shows the server.", group=LISTENING)
+    ssl_keyfile: str | None = option(None, "Private key of the server's certificate.", group=LISTENING)
+    ssl_certfile: str | None = option(None, "Certificate of the server, with its chain.", group=LISTENING)
+    ssl_ca_certs: str | None = option(
+        None, "Certificates that client certificates are checked against.", group=LISTENING
+    )
     ssl_cert_reqs: int = option(
-        0, "Client certificates: 0 none, 1 optional, 2 required.", group=_LISTEN, choices=(0, 1, 2)
+        0, "Client certificates: 0 none, 1 optional, 2 required.", group=LISTENING, choices=(0, 1, 2)
     )
-    ssl_ciphers: str | None = option(None, "Ciphers to offer, in OpenSSL's notation.", group=_LISTEN)
+    ssl_ciphers: str | None = option(None, "Ciphers to offer, in OpenSSL's notation.", group=LISTENING)
     shutdown_timeout: float = option(
-        0.0, "Seconds that running requests get to finish after SIGTERM or SIGINT.", group=_LISTEN, low=0
+        0.0, "Seconds that running requests get to finish after SIGTERM or SIGINT.", group=LISTENING, low=0
     )
-    uvicorn_log_level: str = option("info", "Log level of the HTTP server.", group=_LISTEN, choices=LOG_LEVELS)
-    disable_uvicorn_access_log: bool = option(False, "No log line for each HTTP request.", group=_LISTEN)
+    uvicorn_log_level: str = option("info", "Log level of the HTTP server.", group=LISTENING, choices=LOG_LEVELS)
+    disable_uvicorn_access_log: bool = option(False, "No log line for each HTTP request.", group=LISTENING)
 
     api_key: list[str] | str | None = option(
-        None, "Keys of which a request must bring one. Default: OCTAVO_API_KEY, else open to all.", group=_ACCESS
+        None, "Keys of which a request must bring one. Default: OCTAVO_API_KEY, else open to all.", group=ACCESS
     )
-    allowed_origins: list[str] = option([], "Web origins that browsers may call from (CORS); * is all.", group=_ACCESS)
-    allowed_methods: list[str] = option(["*"], "HTTP methods allowed to those origins.", group=_ACCESS)
-    allowed_headers: list[str] = option(["*"], "HTTP headers allowed to those origins.", group=_ACCESS)
-    allow_credentials: bool = option(False, "Let those origins send cookies and keys.", group=_ACCESS)
-    enable_request_id_headers: bool = option(False, "Answer with the request's id in X-Request-Id.", group=_ACCESS)
-    enable_server_load_tracking: bool = option(False, "Serve the number of open requests at /load.", group=_ACCESS)
+    allowed_origins: list[str] = option([], "Web origins that browsers may call from (CORS); * is all.", group=ACCESS)
+    allowed_methods: list[str] = option(["*"], "HTTP methods allowed to those origins.", group=ACCESS)
+    allowed_headers: list[str] = option(["*"], "HTTP headers allowed to those origins.", group=ACCESS)
+    allow_credentials: bool = option(False, "Let those origins send cookies and keys.", group=ACCESS)
+    enable_request_id_headers: bool = option(False, "Answer with the request's id in X-Request-Id.", group=ACCESS)
+    enable_server_load_tracking: bool = option(False, "Serve the number of open requests at /load.", group=ACCESS)
     enable_admin_routes: bool = option(
         False,
         "Serve /pause, /resume, /is_paused, /sleep, /wake_up, /is_sleeping, /reset_prefix_cache and /server_info.",
-        group=_ACCESS,
+        group=ACCESS,
     )
     max_body_bytes: int = option(
-        64 << 20, "Largest request body in bytes.", group=_ACCESS, low=1, high=4 << 30, size=True
+        64 << 20, "Largest request body in bytes.", group=ACCESS, low=1, high=4 << 30, size=True
     )
     max_connections: int = option(
-        4096, "Most open connections; further ones are answered 503 and closed.", group=_ACCESS, low=1, high=1_000_000
+        4096, "Most open connections; further ones are answered 503 and closed.", group=ACCESS, low=1, high=1_000_000
     )
     max_concurrency_per_key: int | None = option(
-        None, "Most requests in flight for one API key; more are answered 429. Default: no limit.", group=_ACCESS, low=1
+        None, "Most requests in flight for one API key; more are answered 429. Default: no limit.", group=ACCESS, low=1
     )
     client_stall_timeout: float = option(
         60.0,
         "Seconds a client may take for its headers, between two pieces of its body, or to read what it was sent.",
-        group=_ACCESS,
+        group=ACCESS,
         above=0,
     )
-    disable_fastapi_docs: bool = option(False, "Do not serve /docs and /openapi.json.", group=_ACCESS)
+    disable_fastapi_docs: bool = option(False, "Do not serve /docs and /openapi.json.", group=ACCESS)
 
     chat_template_content_format: str = option(
         "auto",

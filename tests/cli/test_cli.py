@@ -81,8 +81,8 @@ def test_usage_version_and_unknown_commands(capsys):
     assert all(name in usage for name in cli.COMMANDS)
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out.strip() == __version__
-    assert cli.main(["run-batch"]) == 2
-    assert "run-batch is not supported yet; there are serve" in capsys.readouterr().err
+    assert cli.main(["launch"]) == 2
+    assert "launch is not supported yet; there are serve" in capsys.readouterr().err
     assert cli.main(["sevre"]) == 2
     assert "sevre is not a command" in capsys.readouterr().err
 
