@@ -147,10 +147,11 @@ def time_all(models: list[str], tokens_list: tuple[int, ...], report: Report) ->
 def pair_candidates(m: MoEModel, which: str) -> Iterator[dict]:
     """Launch shapes of one of the two pair kernels."""
     k, copies = (m.hidden, 2) if which == "gate_up" else (m.width, m.routing.top_k)
-    for block_n, block_k, warps in itertools.product((1, 2, 4, 8, 16), (256, 512, 1024, 2048), (2, 4, 8)):
+    for block_n, block_k, warps in itertools.product((1, 2, 4, 8, 16), (256, 512, 1024, 2048), (1, 2, 4, 8)):
         padded = -(-k // block_k) * block_k
-        values = block_n * padded * copies
-        if padded <= k * 1.35 and 16 <= values // (warps * 32) <= 160:
+        thread_values = block_n * padded * copies // (warps * 32)
+        # At least 8 bytes a load; at most 192 weights a thread.
+        if padded <= k * 1.35 and 16 <= thread_values <= 192 and block_n * block_k >= warps * 128:
             yield {"block_n": block_n, "block_k": block_k, "num_warps": warps}
 
 

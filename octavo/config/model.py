@@ -88,6 +88,13 @@ def sliding_window(text: HFConfig) -> int | None:
 
 def kv_bytes(text: HFConfig, dtype: str, num_tokens: int) -> int:
     """Bytes of the KV cache of one request of `num_tokens` tokens; windowed layers keep their window only."""
+    if text.get("kv_lora_rank"):  # latent attention
+        return (
+            num_tokens
+            * text.num_layers
+            * (text.get("kv_lora_rank") + text.get("qk_rope_head_dim", 0))
+            * DTYPE_BYTES[dtype]
+        )
     per_token = 2 * text.num_kv_heads * text.head_dim * DTYPE_BYTES[dtype]
     num_windowed, window = 0, sliding_window(text)
     if window is not None:

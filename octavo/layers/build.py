@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from octavo.layers.attention.layer import PagedAttention
+from octavo.layers.attention.mla import LatentAttention
 from octavo.layers.embedding import Embedding
 from octavo.layers.linear import Linear, LinearMethod
 from octavo.layers.moe.experts import Experts
@@ -60,6 +61,6 @@ def process_after_loading(model: nn.Module) -> None:
             layer.method.process_table_after_loading(layer)
 
 
-def attention_layers(model: nn.Module) -> dict[str, PagedAttention]:
-    """The paged attention layers by path, in the order of the tree."""
-    return {name: m for name, m in model.named_modules() if isinstance(m, PagedAttention)}
+def attention_layers(model: nn.Module) -> dict[str, PagedAttention | LatentAttention]:
+    """The layers with pages in the KV cache by path, in the order of the tree."""
+    return {name: m for name, m in model.named_modules() if isinstance(m, (PagedAttention, LatentAttention))}

@@ -29,18 +29,19 @@ def _llama3(inv_freq: torch.Tensor, p: dict[str, Any]) -> torch.Tensor:
     return torch.where(medium, mixed, scaled)
 
 
+def yarn_mscale(factor: float, m: float = 1.0) -> float:
+    """YaRN's temperature for a context stretched by `factor`."""
+    return 0.1 * m * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
 def _yarn(base: float, dim: int, p: dict[str, Any], max_position: int) -> tuple[torch.Tensor, float]:
     """YaRN (Peng et al. 2023): interpolate low frequencies, keep high ones, ramp between; returns the attention factor too."""
     original = p.get("original_max_position_embeddings") or max_position
     factor = p["factor"]
-
-    def mscale(scale: float, m: float = 1.0) -> float:
-        return 0.1 * m * math.log(scale) + 1.0 if scale > 1 else 1.0
-
     attention = p.get("attention_factor")
     if attention is None:
         m, m_all = p.get("mscale"), p.get("mscale_all_dim")
-        attention = mscale(factor, m) / mscale(factor, m_all) if m and m_all else mscale(factor)
+        attention = yarn_mscale(factor, m) / yarn_mscale(factor, m_all) if m and m_all else yarn_mscale(factor)
 
     def correction_dim(rotations: float) -> float:
         return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(base))
@@ -76,10 +77,16 @@ class Rope(nn.Module):
         self.interleaved = interleaved
 
     @classmethod
-    def of(cls, config: HFConfig, max_position: int | None = None, interleaved: bool = False) -> "Rope":
-        """The table a model's configuration asks for, long enough for `max_position` tokens (default: the model's own)."""
+    def of(
+        cls, config: HFConfig, max_position: int | None = None, interleaved: bool = False, dim: int | None = None
+    ) -> "Rope":
+        """The table a model's configuration asks for, long enough for `max_position` tokens (default: the model's own).
+
+        `dim`: elements of a head that rotate, where that is not a share of the head's width.
+        """
         p = config.rope_parameters
-        dim = int(config.head_dim * p["partial_rotary_factor"])
+        if dim is None:
+            dim = int(config.head_dim * p["partial_rotary_factor"])
         trained = config.max_position_embeddings or 2048
         length = max(max_position or 0, trained)
         positions = torch.arange(length, dtype=torch.float32, device="cpu")

@@ -64,7 +64,7 @@ class LlamaAttention(nn.Module):
 class LlamaLayer(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)): norms and residuals are computed inside the linears."""
 
-    attention_class: type[LlamaAttention] = LlamaAttention
+    attention_class: type[nn.Module] = LlamaAttention
 
     def __init__(self, cfg: HFConfig, index: int, rope: Rope):
         super().__init__()
@@ -88,10 +88,9 @@ class LlamaLayer(nn.Module):
 
 
 class LlamaModel(nn.Module):
-    def __init__(self, cfg: HFConfig, layer_class: type[LlamaLayer]):
+    def __init__(self, cfg: HFConfig, layer_class: type[LlamaLayer], rope: Rope):
         super().__init__()
         self.embed_tokens = Embedding(cfg.vocab_size, cfg.hidden_size, float(cfg.get("embedding_multiplier", 1.0)))
-        rope = Rope.of(cfg, max_position=cfg.get("max_model_len"))
         self.layers = nn.ModuleList(layer_class(cfg, i, rope) for i in range(cfg.num_layers))
         self.norm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
 
@@ -108,9 +107,14 @@ class LlamaForCausalLM(CausalLM):
 
     def __init__(self, cfg: HFConfig):
         super().__init__()
-        self.model = LlamaModel(cfg, self.layer_class)
+        self.model = LlamaModel(cfg, self.layer_class, self.make_rope(cfg))
         self.lm_head = LMHead(cfg.hidden_size, cfg.vocab_size, logits_scale=1.0 / float(cfg.get("logits_scaling", 1.0)))
         self.tied = {"lm_head.weight": "model.embed_tokens.weight"} if cfg.tie_word_embeddings else {}
+
+    @staticmethod
+    def make_rope(cfg: HFConfig) -> Rope:
+        """The table all layers share."""
+        return Rope.of(cfg, max_position=cfg.get("max_model_len"))
 
     def forward(
         self, input_ids: torch.Tensor | None, positions: torch.Tensor, inputs_embeds: torch.Tensor | None = None

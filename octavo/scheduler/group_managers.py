@@ -7,7 +7,7 @@ Block tables are lists of block ids, index i for positions i * block_size …; n
 from abc import ABC, abstractmethod
 
 from octavo.scheduler.block_pool import NULL_BLOCK, BlockPool
-from octavo.types.kv_spec import FullAttentionSpec, KVSpec, SlidingWindowSpec
+from octavo.types.kv_spec import FullAttentionSpec, KVSpec, LatentSpec, SlidingWindowSpec
 
 
 class GroupManager(ABC):
@@ -106,6 +106,7 @@ class SlidingWindowManager(GroupManager):
 
 MANAGERS: dict[type, type[GroupManager]] = {
     FullAttentionSpec: FullAttentionManager,
+    LatentSpec: FullAttentionManager,
     SlidingWindowSpec: SlidingWindowManager,
 }
 

@@ -22,6 +22,11 @@ class FullAttentionSpec(msgspec.Struct, frozen=True, tag="full"):
     block_size: int
 
     @property
+    def page_shape(self) -> tuple[int, ...]:
+        """One layer's share of one block."""
+        return (2, self.block_size, self.num_kv_heads, self.head_dim)
+
+    @property
     def page_bytes(self) -> int:
         """Bytes of one layer's share of one block."""
         return 2 * self.block_size * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
@@ -37,12 +42,35 @@ class SlidingWindowSpec(msgspec.Struct, frozen=True, tag="sliding"):
     window: int
 
     @property
+    def page_shape(self) -> tuple[int, ...]:
+        """One layer's share of one block."""
+        return (2, self.block_size, self.num_kv_heads, self.head_dim)
+
+    @property
     def page_bytes(self) -> int:
         """Bytes of one layer's share of one block."""
         return 2 * self.block_size * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
 
 
-KVSpec = FullAttentionSpec | SlidingWindowSpec
+class LatentSpec(msgspec.Struct, frozen=True, tag="latent"):
+    """One latent of `width` numbers for every token, from which all heads' keys and values follow (DeepSeek-V2)."""
+
+    width: int
+    dtype: str
+    block_size: int
+
+    @property
+    def page_shape(self) -> tuple[int, ...]:
+        """One layer's share of one block."""
+        return (self.block_size, self.width)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one layer's share of one block."""
+        return self.block_size * self.width * DTYPE_BYTES[self.dtype]
+
+
+KVSpec = FullAttentionSpec | SlidingWindowSpec | LatentSpec
 
 
 class KVGroup(msgspec.Struct, frozen=True):

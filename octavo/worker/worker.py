@@ -32,6 +32,7 @@ from octavo.worker.graphs import DecodeGraphs
 from octavo.worker.input_batch import InputBatch
 from octavo.worker.memory import MemoryPlan, count_blocks, measure_working_bytes, weight_bytes, zero_bytes
 from octavo.worker.model_runner import ModelRunner, StepHandle
+from octavo.worker.profiler import WorkerProfiler, add_layer_ranges
 from octavo.worker.rows import Rows
 from octavo.worker.sampler import Sampler
 from octavo.worker.sleep import HostWeights, release_memory
@@ -59,6 +60,7 @@ class Worker:
         self.device = torch.device(config.device.device)
         self.dtype = getattr(torch, config.model.dtype)
         self.model: Any = None
+        self._profiler = None if config.profiler is None else WorkerProfiler(config.profiler, self.device)
         self._host_weights: HostWeights | None = None  # while the model's own are away
         self._kv: KVCacheConfig
         self.runner: ModelRunner
@@ -93,6 +95,8 @@ class Worker:
         else:
             load_model(self.model, load, model.path, dtype=self.dtype, device=self.device, seed=model.seed)
         process_after_loading(self.model)
+        if self.config.observability.layerwise_nvtx:
+            add_layer_ranges(self.model)
 
     def _method_for(self, path: str, layer: Linear | Embedding | Experts) -> LinearMethod:
         return self._method.for_layer(path, layer)
@@ -228,9 +232,7 @@ class Worker:
             dtype = getattr(torch, spec.dtype)
             for buffer, name in zip(buffers, group.layer_names, strict=False):
                 layers[name].group = index
-                layers[name].kv_cache = buffer.view(dtype).view(
-                    kv.num_blocks, 2, spec.block_size, spec.num_kv_heads, spec.head_dim
-                )
+                layers[name].kv_cache = buffer.view(dtype).view(kv.num_blocks, *spec.page_shape)
 
     @torch.inference_mode()
     def initialize_kv_cache(self, kv: KVCacheConfig) -> None:
@@ -297,11 +299,28 @@ class Worker:
 
     def execute(self, step: SchedulerOutput) -> StepHandle:
         """Launch one step."""
+        if self._profiler is not None:
+            self._profiler.before_step()
         return self.runner.execute(step)
 
     def sample(self, masks: TokenMasks) -> None:
         """Launch the rest of the last step, which awaits these."""
         self.runner.sample(masks)
+
+    def start_profile(
+        self, prefix: str | None = None, delay_iterations: int | None = None, max_iterations: int | None = None
+    ) -> None:
+        """Begin a profile as configured; numbers given here come first."""
+        self._checked_profiler().start(prefix, delay_iterations, max_iterations)
+
+    def stop_profile(self) -> str | None:
+        """End the profile; the file it was written to."""
+        return self._checked_profiler().stop()
+
+    def _checked_profiler(self) -> WorkerProfiler:
+        if self._profiler is None:
+            raise ConfigError("no profiler is configured; set profiler_config, with a torch_profiler_dir.")
+        return self._profiler
 
     def validate_params(self, params: SamplingParams) -> None:
         """Raise ClientError when a custom logits processor cannot take a request."""

@@ -43,6 +43,9 @@ def random_checkpoint(model_type: str, changes: dict, folder: Path) -> torch.nn.
             parameter.data += 0.1 * noise
         else:
             parameter.data *= 3
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer += 0.1 * torch.randn_like(buffer)
     model.save_pretrained(folder)
     return model
 
@@ -74,8 +77,7 @@ class PagedRun:
         order = torch.randperm(num_sequences * width, generator=torch.Generator().manual_seed(1)) + 1
         self.table = order.view(num_sequences, width).to(torch.int32)
         for layer in attention_layers(model).values():
-            shape = (num_sequences * width + 1, 2, BLOCK_SIZE, layer.num_kv_heads, layer.head_dim)
-            layer.kv_cache = torch.zeros(shape)
+            layer.kv_cache = torch.zeros(num_sequences * width + 1, *layer.kv_spec(BLOCK_SIZE, "float32").page_shape)
         self.lens = [0] * num_sequences
 
     @torch.inference_mode()

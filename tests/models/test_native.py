@@ -11,6 +11,19 @@ SHORT, LONG = [1.0 + 0.1 * i for i in range(8)], [2.0 + 0.3 * i for i in range(8
 LONGROPE = {**ROPE, "rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG}
 
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LATENT = {
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 24,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "num_key_value_heads": 4,
+    "first_k_dense_replace": 1,
+}
+GROUPS = {"n_group": 4, "topk_group": 2}
 
 CASES = {
     "llama": ("llama", {}),
@@ -46,6 +59,15 @@ CASES = {
     "qwen3_moe, every other layer": ("qwen3_moe", {**EXPERTS, "head_dim": 16, "decoder_sparse_step": 2}),
     "mixtral": ("mixtral", {"num_local_experts": 4}),
     "mixtral sliding": ("mixtral", {"num_local_experts": 8, "sliding_window": 16, "num_experts_per_tok": 3}),
+    "deepseek_v2, lite": (
+        "deepseek_v2",
+        {**LATENT, "q_lora_rank": None, "n_shared_experts": 2, "rope_parameters": YARN},
+    ),
+    "deepseek_v2, groups": ("deepseek_v2", {**LATENT, **GROUPS, "topk_method": "group_limited_greedy"}),
+    "deepseek_v3": (
+        "deepseek_v3",
+        {**LATENT, **GROUPS, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "attention_bias": True},
+    ),
     "smollm3": ("smollm3", {"no_rope_layer_interval": 2}),
     "granite": (
         "granite",

@@ -18,7 +18,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.ops.triton_device import apply_gate
-from octavo.ops.triton_utils import launch, next_power_of_2
+from octavo.ops.triton_utils import launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,28 +151,39 @@ def _down_kernel(
     tl.store(out + token * N + rows, y.to(out.dtype.element_ty), mask=rows < N)
 
 
-# A program of the second kernel holds a row of every chosen expert in registers: 256 values a thread of 8 warps at most.
-MAX_DOWN_VALUES = 1 << 16
+# A thread of the second kernel holds at most this many weights, in half as many registers.
+_MAX_THREAD_VALUES = 192
+_MAX_WARPS = 8
+
+
+def _padded(k: int, block_k: int) -> int:
+    return -(-k // block_k) * block_k
+
+
+def _best_block_k(k: int) -> int:
+    """The largest power of two between 128 and 2048 that wastes a tenth more lanes than need be, at most."""
+    sizes = (2048, 1024, 512, 256, 128)
+    least = min(_padded(k, block_k) for block_k in sizes)
+    return next(block_k for block_k in sizes if _padded(k, block_k) <= 1.1 * least)
 
 
 def default_pairs_config(hidden: int, width: int, top_k: int) -> PairsConfig:
-    """A choice for shapes nobody has measured: about 16 Ki weights a program, 64 a thread of 8 warps."""
+    """A choice for shapes nobody has measured: about 16 Ki weights a program, loads of 16 bytes."""
 
     def rows(k: int, copies: int) -> RowsConfig:
-        # The power of two between 128 and 2048 that wastes the fewest masked lanes; the larger one of equals.
-        block_k = min((2048, 1024, 512, 256, 128), key=lambda b: -(-k // b) * b)
-        per_row = -(-k // block_k) * block_k * copies
+        block_k = _best_block_k(k)
         block_n = 1
-        while block_n < 8 and per_row * block_n * 2 <= 16384:
+        while block_n < 8 and _padded(k, block_k) * copies * block_n * 2 <= 16384:
             block_n *= 2
-        return RowsConfig(block_n, block_k, 4 if per_row * block_n <= 8192 else 8)
+        # Eight values, 16 bytes, a thread and tile.
+        return RowsConfig(block_n, block_k, max(1, min(_MAX_WARPS, block_n * block_k // 256)))
 
     return PairsConfig(rows(hidden, 2), rows(width, top_k))
 
 
 def fits(width: int, top_k: int) -> bool:
-    """Whether the second kernel can hold its weights."""
-    return next_power_of_2(width) * top_k <= MAX_DOWN_VALUES
+    """Whether the second kernel can hold its weights in registers: a row of every chosen expert."""
+    return _padded(width, _best_block_k(width)) * top_k <= _MAX_THREAD_VALUES * 32 * _MAX_WARPS
 
 
 def pair_experts(
