@@ -157,12 +157,16 @@ static float bias_score(const AttentionArgs& a, int64_t head, float score, int64
     return score;
 }
 
-// Exponentials of `count` scores against the running maximum, in place; rescales sum and values when it moves.
+// Exponentials of `count` scores against the running maximum, in place; rescales sum and values when it moves. Scores lie in
+// whole vectors, of which those past `count` become zero.
 static void update_softmax(float* scores, int64_t count, Online& state, float* values, int64_t dim) {
-    float largest = state.largest;
-    for (int64_t i = 0; i < count; i++) largest = std::max(largest, scores[i]);
+    const int64_t whole = (count + LANES - 1) / LANES * LANES;
+    for (int64_t i = count; i < whole; i++) scores[i] = -INFINITY;
+    F32 top = load_floats(scores);
+    for (int64_t i = LANES; i < whole; i += LANES) top = maximum(load_floats(scores + i), top);
+    const float largest = std::max(state.largest, max_lanes(top));
     if (largest == -INFINITY) {
-        for (int64_t i = 0; i < count; i++) scores[i] = 0;
+        std::memset(scores, 0, size_t(whole) * sizeof(float));
         return;
     }
     if (largest > state.largest) {
@@ -172,18 +176,13 @@ static void update_softmax(float* scores, int64_t count, Online& state, float* v
         for (int64_t d = 0; d < dim; d += LANES) store_floats(values + d, load_floats(values + d) * shrink);
     }
     F32 sum{};
-    int64_t i = 0;
-    for (; i + LANES <= count; i += LANES) {
-        const F32 s = load_floats(scores + i), e = exponential(s - largest);
-        const F32 kept = s > splat(largest - 87.0f) ? e : F32{};
+    for (int64_t i = 0; i < whole; i += LANES) {
+        const F32 s = load_floats(scores + i) - largest;
+        const F32 kept = s > splat(-87.0f) ? exponential(s) : F32{};
         store_floats(scores + i, kept);
         sum += kept;
     }
     state.sum += sum_lanes(sum);
-    for (; i < count; i++) {
-        scores[i] = std::exp(scores[i] - largest);
-        state.sum += scores[i];
-    }
 }
 
 static void begin_softmax(const AttentionArgs& a, int64_t head, bool with_sink, Online& state, float* values) {
@@ -342,25 +341,27 @@ static int64_t prefill_floats(int64_t dim, int64_t group) {
     return KEY_CHUNK * (dim + wide) + rows * (KEY_CHUNK + dim + wide);
 }
 
-// Keys, transposed, and values of `count` tokens from `start` on.
+// Keys, transposed, and values of `count` tokens from `start` on; what lies past them up to a whole vector is zero.
 template <typename T>
 static void gather_chunk(const Cache& c, const int32_t* table, int64_t kv_head, int64_t start, int64_t count,
                          const PrefillScratch& s) {
-    const int64_t dim = c.head_dim, wide = padded_dim(dim), step = int64_t(c.num_kv_heads) * dim;
-    float key[MAX_HEAD_DIM];
-    for (int64_t done = 0; done < count;) {
-        const int64_t at = start + done, offset = at % c.block_size;
-        const int64_t run = std::min(count - done, c.block_size - offset);
-        const T* k = cache_row<T>(c, table[at / c.block_size], 0, offset, kv_head);
-        const T* v = cache_row<T>(c, table[at / c.block_size], 1, offset, kv_head);
-        for (int64_t i = done; i < done + run; i++, k += step, v += step) {
-            for (int64_t d = 0; d < dim; d += LANES) {
-                store_floats(key + d, load_floats(k + d));
-                store_floats(s.values + i * wide + d, load_floats(v + d));
-            }
-            for (int64_t d = 0; d < dim; d++) s.keys[d * KEY_CHUNK + i] = key[d];
+    const int64_t dim = c.head_dim, wide = padded_dim(dim);
+    const T* keys[LANES];
+    for (int64_t i = 0; i < count; i += LANES) {
+        const int64_t some = std::min<int64_t>(LANES, count - i);
+        for (int64_t j = 0; j < some; j++) {
+            const int64_t at = start + i + j, block = table[at / c.block_size], offset = at % c.block_size;
+            keys[j] = cache_row<T>(c, block, 0, offset, kv_head);
+            const T* values = cache_row<T>(c, block, 1, offset, kv_head);
+            for (int64_t d = 0; d < dim; d += LANES)
+                store_floats(s.values + (i + j) * wide + d, load_floats(values + d));
         }
-        done += run;
+        for (int64_t d = 0; d < dim; d += LANES) {
+            F32 rows[LANES];
+            for (int64_t j = 0; j < LANES; j++) rows[j] = j < some ? load_floats(keys[j] + d) : F32{};
+            transpose(rows);
+            for (int64_t j = 0; j < LANES; j++) store_floats(s.keys + (d + j) * KEY_CHUNK + i, rows[j]);
+        }
     }
 }
 
@@ -459,45 +460,44 @@ static void attend_split(const AttentionArgs& a, const Team& team) {
     }
 }
 
+// A request's only token, the heads of one key head; `values` is scratch for their sums.
+template <typename T>
+static void attend_single(const AttentionArgs& a, int64_t request, int64_t token, int64_t kv_head, float* values) {
+    const int64_t dim = a.cache.head_dim, group = a.num_heads / a.cache.num_kv_heads, len = a.seq_lens[request];
+    Online states[MAX_GROUP];
+    for (int64_t g = 0; g < group; g++) begin_softmax(a, kv_head * group + g, true, states[g], values + g * dim);
+    const int64_t oldest = a.window > 0 ? std::max<int64_t>(0, len - a.window) : 0;
+    attend_one<T>(a, request, token, kv_head, oldest, len, len - 1, states, values);
+    for (int64_t g = 0; g < group; g++)
+        end_softmax(states[g], values + g * dim, dim, a.out + (token * a.num_heads + kv_head * group + g) * dim);
+}
+
 template <typename T>
 static void attend(const AttentionArgs& a, const Team& team) {
     const Cache& c = a.cache;
     const int64_t dim = c.head_dim, group = a.num_heads / c.num_kv_heads;
     const bool all_decode = a.query_start == nullptr;
     if (all_decode && a.requests * c.num_kv_heads < 4 * team.count) return attend_split<T>(a, team);
-    // Units are dealt out by their work (the keys they read), so that long requests do not end up on one thread.
     float* scratch = a.workspace + team.index * prefill_floats(dim, group);
-    int64_t total = 0;
-    for (int64_t r = 0; r < a.requests; r++) {
-        const int64_t len = query_start(a, r + 1) - query_start(a, r);
-        total += (len + QUERY_TOKENS - 1) / QUERY_TOKENS * (a.seq_lens[r] - len / 2 + 32) * c.num_kv_heads;
-    }
-    int64_t before = 0;
-    for (int64_t r = 0; r < a.requests; r++) {
-        const int64_t start = query_start(a, r), len = query_start(a, r + 1) - start;
-        const int64_t computed = a.seq_lens[r] - len;
-        for (int64_t first = 0; first < len; first += QUERY_TOKENS) {
-            const int64_t count = std::min(QUERY_TOKENS, len - first);
-            for (int64_t kv_head = 0; kv_head < c.num_kv_heads; kv_head++) {
-                const int64_t owner = std::min<int64_t>(team.count - 1, before * team.count / std::max<int64_t>(total, 1));
-                before += computed + first + count / 2 + 32;
-                if (owner != team.index) continue;
-                if (len > 1) {
-                    attend_block<T>(a, r, start, len, first, count, kv_head, scratch);
-                    continue;
-                }
-                Online states[MAX_GROUP];
-                const int64_t seq_len = a.seq_lens[r];
-                for (int64_t g = 0; g < group; g++)
-                    begin_softmax(a, kv_head * group + g, true, states[g], scratch + g * dim);
-                const int64_t oldest = a.window > 0 ? std::max<int64_t>(0, seq_len - a.window) : 0;
-                attend_one<T>(a, r, start, kv_head, oldest, seq_len, seq_len - 1, states, scratch);
-                for (int64_t g = 0; g < group; g++)
-                    end_softmax(states[g], scratch + g * dim, dim,
-                                a.out + (start * a.num_heads + kv_head * group + g) * dim);
-            }
+    int64_t units = 0;
+    for (int64_t r = 0; r < a.requests; r++)
+        units += (query_start(a, r + 1) - query_start(a, r) + QUERY_TOKENS - 1) / QUERY_TOKENS * c.num_kv_heads;
+    int64_t request = a.requests, first_unit = units;  // units [first_unit, …) belong to `request` and those after it
+    // From the last to the first: the later a block of queries, the more keys it reads, and long pieces go first.
+    team.each(units, [&](int64_t index) {
+        const int64_t unit = units - 1 - index;
+        while (unit < first_unit) {
+            request--;
+            first_unit -= (query_start(a, request + 1) - query_start(a, request) + QUERY_TOKENS - 1) / QUERY_TOKENS *
+                          c.num_kv_heads;
         }
-    }
+        const int64_t start = query_start(a, request), len = query_start(a, request + 1) - start;
+        const int64_t first = (unit - first_unit) / c.num_kv_heads * QUERY_TOKENS, kv_head = unit % c.num_kv_heads;
+        if (len > 1)
+            attend_block<T>(a, request, start, len, first, std::min(QUERY_TOKENS, len - first), kv_head, scratch);
+        else
+            attend_single<T>(a, request, start, kv_head, scratch);
+    });
 }
 
 static void attention(const void* raw, const Team& team) {

@@ -205,6 +205,33 @@ inline void store_bytes(int8_t* p, const I32 (&v)[32 / LANES]) {
 #endif
 }
 
+// LANES rows become columns: halves of ever larger blocks change places.
+inline void transpose(F32 (&v)[LANES]) {
+#if defined(__clang__) || !defined(__GNUC__)
+    float flat[LANES][LANES];
+    for (int i = 0; i < LANES; i++) store(flat[i], v[i]);
+    for (int i = 0; i < LANES; i++)
+        for (int j = 0; j < LANES; j++) v[i][j] = flat[j][i];
+#else
+    UNROLL
+    for (int width = 1; width < LANES; width *= 2) {
+        I32 upper{}, lower{};
+        UNROLL
+        for (int lane = 0; lane < LANES; lane++) {
+            upper[lane] = lane & width ? LANES + lane - width : lane;
+            lower[lane] = lane & width ? LANES + lane : lane + width;
+        }
+        UNROLL
+        for (int i = 0; i < LANES; i++) {
+            if (i & width) continue;
+            const F32 a = v[i], b = v[i + width];
+            v[i] = __builtin_shuffle(a, b, upper);
+            v[i + width] = __builtin_shuffle(a, b, lower);
+        }
+    }
+#endif
+}
+
 inline float sum_lanes(F32 v) {
     float total = 0;
 #if defined(OCTAVO_AVX512)
