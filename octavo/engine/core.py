@@ -137,6 +137,8 @@ class EngineCore:
         self._idle_checked = True
         if self._scheduler.has_unfinished():
             return  # paused: they keep their blocks
+        if self._scheduler.holds_nothing:
+            return
         try:
             self._scheduler.check_idle()
         except Exception:

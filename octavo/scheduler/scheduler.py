@@ -222,6 +222,16 @@ class Scheduler:
         for request in self._requests.values():
             assert 0 <= request.num_tokens - len(request.token_ids) <= num_in_flight[request.request_id]
 
+    @property
+    def holds_nothing(self) -> bool:
+        """Whether all that is lent to requests is back, by the counters: what `check_idle` proves by looking at every block."""
+        pool = self._kv.pool
+        return (
+            not self._requests
+            and pool.num_free == pool.num_usable
+            and len(self._free_rows) == self._config.max_num_seqs
+        )
+
     def check_idle(self) -> None:
         """Check that nothing is held while no request is open."""
         assert not self._requests, f"{len(self._requests)} requests are open"
