@@ -38,6 +38,14 @@ def rotation(cos_sin_row, d, ROTARY_DIM: tl.constexpr, INTERLEAVED: tl.constexpr
 
 
 @triton.jit
+def to_cached(x, inverse_scale, DTYPE: tl.constexpr):
+    """x as a cache of DTYPE keeps it: E4M3 numbers are divided by their scale and saturate (NaN stays), others are rounded."""
+    if tl.float8e4nv == DTYPE:
+        x = tl.clamp(x.to(tl.float32) * inverse_scale, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+    return x.to(DTYPE)
+
+
+@triton.jit
 def _qkv_rope_write_kernel(
     qkv,  # [tokens, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM], tokens qkv_stride apart
     positions,  # [tokens]
@@ -48,6 +56,8 @@ def _qkv_rope_write_kernel(
     k_norm,  # [HEAD_DIM]
     q_out,  # [tokens, NUM_HEADS, HEAD_DIM]
     eps,
+    inverse_k_scale,
+    inverse_v_scale,
     qkv_stride,
     block_stride,
     kv_stride,
@@ -121,7 +131,8 @@ def _qkv_rope_write_kernel(
     place = place + tl.where(is_v, kv_stride, 0)[:, None] + kv_head[:, None] * head_stride + d[None, :]
     writable_heads = tl.where(slot >= 0, NUM_HEADS + 2 * NUM_KV_HEADS, 0)
     written = ((heads >= NUM_HEADS) & (heads < writable_heads))[:, None] & in_dim[None, :]
-    tl.store(kv_cache + place, result.to(kv_cache.dtype.element_ty), mask=written)
+    inverse_scale = tl.where(is_v, inverse_v_scale, inverse_k_scale)[:, None]
+    tl.store(kv_cache + place, to_cached(result, inverse_scale, kv_cache.dtype.element_ty), mask=written)
 
 
 @triton.jit
@@ -130,6 +141,8 @@ def _write_kv_kernel(
     v,
     kv_cache,  # [num_blocks, 2, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM]
     slot_mapping,  # [tokens]
+    inverse_k_scale,
+    inverse_v_scale,
     k_stride,
     v_stride,
     block_stride,
@@ -154,17 +167,18 @@ def _write_kv_kernel(
     place = place + (i // HEAD_DIM) * head_stride + i % HEAD_DIM
     new_k = tl.load(k + token * k_stride + i, mask=inside, other=0.0)
     new_v = tl.load(v + token * v_stride + i, mask=inside, other=0.0)
-    tl.store(kv_cache + place, new_k.to(kv_cache.dtype.element_ty), mask=inside)
-    tl.store(kv_cache + kv_stride + place, new_v.to(kv_cache.dtype.element_ty), mask=inside)
+    tl.store(kv_cache + place, to_cached(new_k, inverse_k_scale, kv_cache.dtype.element_ty), mask=inside)
+    tl.store(kv_cache + kv_stride + place, to_cached(new_v, inverse_v_scale, kv_cache.dtype.element_ty), mask=inside)
 
 
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+CACHE_DTYPES = (*FLOATS, torch.float8_e4m3fn)
 
 
-def _accepts_write_kv(k, v, kv_cache, slot_mapping) -> bool:
+def _accepts_write_kv(k, v, kv_cache, slot_mapping, k_scale=1.0, v_scale=1.0) -> bool:
     return (
         runs_on_triton(k)
-        and kv_cache.dtype in _FLOATS
+        and kv_cache.dtype in CACHE_DTYPES
         and k.numel() > 0
         and kv_cache.stride(-1) == 1
         and all(t[0].is_contiguous() for t in (k, v))
@@ -172,7 +186,14 @@ def _accepts_write_kv(k, v, kv_cache, slot_mapping) -> bool:
 
 
 @write_kv.register("triton", supported=has_triton, accepts=_accepts_write_kv)
-def write_kv_triton(k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+def write_kv_triton(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    kv_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> None:
     """One pass; slot -1 writes nothing."""
     tokens, num_kv_heads, head_dim = k.shape
     block = min(1024, next_power_of_2(num_kv_heads * head_dim))
@@ -183,6 +204,8 @@ def write_kv_triton(k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor, sl
         v,
         kv_cache,
         slot_mapping,
+        1.0 / k_scale,
+        1.0 / v_scale,
         k.stride(0),
         v.stride(0),
         *kv_cache.stride()[:4],
@@ -198,8 +221,8 @@ def accepts_qkv(qkv, cos_sin, kv_cache, q_norm, k_norm) -> bool:
     """What every kernel that reads a fused projection row asks of it."""
     return (
         runs_on_triton(qkv)
-        and qkv.dtype in _FLOATS
-        and kv_cache.dtype in _FLOATS
+        and qkv.dtype in FLOATS
+        and kv_cache.dtype in CACHE_DTYPES
         and qkv.shape[0] > 0
         and qkv.stride(1) == 1
         and kv_cache.stride(4) == 1
@@ -220,6 +243,8 @@ def _accepts(
     k_norm=None,
     eps=1e-6,
     interleaved=False,
+    k_scale=1.0,
+    v_scale=1.0,
 ) -> bool:
     return accepts_qkv(qkv, cos_sin, kv_cache, q_norm, k_norm)
 
@@ -237,6 +262,8 @@ def qkv_rope_write_triton(
     k_norm: torch.Tensor | None = None,
     eps: float = 1e-6,
     interleaved: bool = False,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> torch.Tensor:
     """All of it in one pass over qkv."""
     tokens, head_dim = qkv.shape[0], kv_cache.shape[-1]
@@ -257,6 +284,8 @@ def qkv_rope_write_triton(
         qkv if k_norm is None else k_norm,
         q,
         eps,
+        1.0 / k_scale,
+        1.0 / v_scale,
         qkv.stride(0),
         *kv_cache.stride()[:4],
         NUM_HEADS=num_heads,

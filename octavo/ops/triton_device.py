@@ -3,6 +3,10 @@
 import triton
 import triton.language as tl
 
+from octavo.ops.triton_support import is_interpreting
+
+_INTERPRETING = tl.constexpr(is_interpreting())
+
 
 @triton.jit
 def prefetch_l2(pointers):
@@ -37,3 +41,29 @@ def apply_gate(x, ACTIVATION: tl.constexpr):
 def tanh(x):
     """Hyperbolic tangent of float32 values; exp saturates to 0 or inf at both ends, which gives -1 and 1."""
     return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
+
+
+@triton.jit
+def unpack_e4m3_pairs(pairs):
+    """The E4M3 numbers in the lower and in the upper bytes of int16 values, as float16."""
+    if _INTERPRETING:
+        lower = (pairs & 255).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
+        upper = ((pairs >> 8) & 255).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
+        return lower, upper
+    else:
+        # Two values at a time: their lower bytes side by side, then their upper bytes, and each two converted at once.
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 sorted;
+            .reg .b16 lower, upper;
+            prmt.b32 sorted, $2, 0, 0x3120;
+            mov.b32 {lower, upper}, sorted;
+            cvt.rn.f16x2.e4m3x2 $0, lower;
+            cvt.rn.f16x2.e4m3x2 $1, upper;
+            }""",
+            "=r,=r,r",
+            [pairs],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )

@@ -36,9 +36,9 @@ def _copy(arguments: tuple) -> tuple:
 
 
 def _tensors(value: object) -> list[torch.Tensor]:
-    """The tensors in what an operator returned, or in the arguments it changed in place."""
+    """The tensors in what an operator returned, or in the arguments it changed in place; 8-bit floats widened to compare."""
     if isinstance(value, torch.Tensor):
-        return [value]
+        return [value.float() if value.is_floating_point() and value.itemsize == 1 else value]
     return [t for item in value for t in _tensors(item)] if isinstance(value, (tuple, list)) else []
 
 

@@ -128,12 +128,62 @@ def test_write_kv():
     assert not cache[0].any() and torch.equal(cache[1:], expected[1:])
 
 
+FP8 = torch.float8_e4m3fn
+
+
+def assert_same_e4m3(actual, expected):
+    """Equal but for numbers next to a rounding boundary: few, and one step of the format away.
+
+    Triton's interpreter loses the carry of a mantissa that rounds up to the next power of two, which leaves half of it.
+    """
+    actual, expected = actual.float(), expected.float()
+    torch.testing.assert_close(actual, expected, rtol=0.5 if is_interpreting() else 0.13, atol=2**-9)
+    assert (actual != expected).float().mean() < 0.01
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_write_kv_in_8_bits(dtype):
+    """Divided by its own scale; what is too large saturates."""
+    k, v = make(3, 2, 96, dtype=dtype), 5 * make(3, 2, 96, dtype=dtype, seed=1)
+    k[0, 0, 0], k[0, 0, 1] = 1000, -1000
+    if not is_interpreting():  # whose conversion makes a number of NaN
+        v[2, 1, 3] = float("nan")
+    slots = torch.tensor([17, 3, 40], device=DEVICE)
+    cache = torch.zeros(4, 2, 16, 2, 96, device=DEVICE).to(FP8)
+    expected = cache.clone()
+    write_kv_triton(k, v, cache, slots, 0.5, 0.05)
+    write_kv.reference(k, v, expected, slots, 0.5, 0.05)
+    assert cache[1, 0, 1, 0, :2].float().tolist() == [448.0, -448.0]
+    assert cache[2, 1, 8].float().isnan().sum() == (not is_interpreting())
+    assert_same_e4m3(cache.float().nan_to_num(), expected.float().nan_to_num())
+    torch.testing.assert_close(0.05 * expected[0, 1, 3].float(), v[1].float(), rtol=0.07, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_qkv_rope_write_in_8_bits(dtype):
+    heads, kv_heads, dim = 6, 2, 64
+    qkv, cos_sin = make(3, (heads + 2 * kv_heads) * dim, dtype=dtype), make(10, dim, seed=1)
+    positions, slots = torch.tensor([4, 0, 9], device=DEVICE), torch.tensor([17, 30, -1], device=DEVICE)
+    cache = torch.zeros(3, 2, 16, kv_heads, dim, device=DEVICE).to(FP8)
+    expected_cache = cache.clone()
+    arguments = (slots, heads, kv_heads, None, make(dim, dtype=dtype, seed=2), 1e-6, False, 0.25, 0.03)
+    q = qkv_rope_write_triton(qkv, positions, cos_sin, cache, *arguments)
+    expected = qkv_rope_write.reference(qkv, positions, cos_sin, expected_cache, *arguments)
+    torch.testing.assert_close(q, expected, rtol=4 * TOLERANCE[dtype], atol=4 * TOLERANCE[dtype])
+    assert not cache[0].float().any()
+    assert_same_e4m3(cache[1:], expected_cache[1:])
+
+
 def test_recorded_launches_run_nothing():
     x = torch.empty(3, 64, device="meta")
     with triton_utils.record_launches() as launches:
         rms_norm_triton(x, x[0], 1e-5)
     (launch,) = launches
-    assert launch.args[0] is torch.float32 and launch.options["WIDTH"] == 64 and "launch_pdl" not in launch.options
+    assert (
+        launch.args[0] == triton_utils.NotedTensor(torch.float32, True)
+        and launch.options["WIDTH"] == 64
+        and "launch_pdl" not in launch.options
+    )
 
 
 def test_outgrown_scratch_stays_alive():

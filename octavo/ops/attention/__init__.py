@@ -34,6 +34,8 @@ def paged_attention(
     alibi_slopes: torch.Tensor | None = None,
     query_start_loc_cpu: list[int] | None = None,
     seq_lens_cpu: list[int] | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> torch.Tensor:
     """Causal attention of each request's new tokens over all its cached ones, computed in float32.
 
@@ -42,7 +44,8 @@ def paged_attention(
     `window` > 0 lets a query see the last `window` tokens, itself included; `softcap` bounds scores by
     softcap * tanh(score / softcap); `sinks` [num_heads] are logits that take part in the softmax and hold no value;
     `alibi_slopes` [num_heads] add slope * (key position - query position). The host lists spare a device read where the
-    caller has them. Returns [tokens, num_heads, head_dim] in q's dtype.
+    caller has them. The scales are those of an 8-bit cache, see `write_kv`. Returns [tokens, num_heads, head_dim] in q's
+    dtype.
     """
     starts, lens = _request_bounds(query_start_loc, seq_lens, query_start_loc_cpu, seq_lens_cpu)
     _, _, block_size, num_kv_heads, _ = kv_cache.shape
@@ -53,8 +56,8 @@ def paged_attention(
         if end == start:
             continue
         blocks = block_table[r, : -(-seq_len // block_size)]
-        k = kv_cache[blocks, 0].flatten(0, 1)[:seq_len].float().repeat_interleave(group, dim=1)
-        v = kv_cache[blocks, 1].flatten(0, 1)[:seq_len].float().repeat_interleave(group, dim=1)
+        k = k_scale * kv_cache[blocks, 0].flatten(0, 1)[:seq_len].float().repeat_interleave(group, dim=1)
+        v = v_scale * kv_cache[blocks, 1].flatten(0, 1)[:seq_len].float().repeat_interleave(group, dim=1)
         scores = torch.einsum("qhd,khd->hqk", q[start:end].float(), k) * scale
         if softcap > 0:
             scores = softcap * torch.tanh(scores / softcap)
@@ -96,6 +99,8 @@ def decode_attention(
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> torch.Tensor:
     """`qkv_rope_write` then `paged_attention` for a step in which every request has one token.
 
@@ -103,12 +108,14 @@ def decode_attention(
     (graph padding) writes nothing; its output is unspecified but finite. Returns [requests, num_heads, head_dim].
     """
     q = qkv_rope_write.reference(
-        qkv, positions, cos_sin, kv_cache, slot_mapping, num_heads, num_kv_heads, q_norm, k_norm, eps, interleaved
-    )
+        qkv, positions, cos_sin, kv_cache, slot_mapping, num_heads, num_kv_heads, q_norm, k_norm, eps, interleaved,
+        k_scale, v_scale,
+    )  # fmt: skip
     starts = torch.arange(q.shape[0] + 1, dtype=torch.int32, device=q.device)
     return paged_attention.reference(
-        q, kv_cache, block_table, starts, seq_lens, 1, max_seq_len, scale, window, softcap, sinks, alibi_slopes
-    )
+        q, kv_cache, block_table, starts, seq_lens, 1, max_seq_len, scale, window, softcap, sinks, alibi_slopes,
+        k_scale=k_scale, v_scale=v_scale,
+    )  # fmt: skip
 
 
 @decode_attention.register("composed")
@@ -132,15 +139,19 @@ def _decode_attention_composed(
     softcap=0.0,
     sinks=None,
     alibi_slopes=None,
+    k_scale=1.0,
+    v_scale=1.0,
 ):
     """The two operators one after the other, each by its fastest provider."""
     q = qkv_rope_write(
-        qkv, positions, cos_sin, kv_cache, slot_mapping, num_heads, num_kv_heads, q_norm, k_norm, eps, interleaved
-    )
+        qkv, positions, cos_sin, kv_cache, slot_mapping, num_heads, num_kv_heads, q_norm, k_norm, eps, interleaved,
+        k_scale, v_scale,
+    )  # fmt: skip
     starts = torch.arange(q.shape[0] + 1, dtype=torch.int32, device=q.device)
     return paged_attention(
-        q, kv_cache, block_table, starts, seq_lens, 1, max_seq_len, scale, window, softcap, sinks, alibi_slopes
-    )
+        q, kv_cache, block_table, starts, seq_lens, 1, max_seq_len, scale, window, softcap, sinks, alibi_slopes,
+        k_scale=k_scale, v_scale=v_scale,
+    )  # fmt: skip
 
 
 def _inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
@@ -151,9 +162,11 @@ def _inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
         (9, 3, 64, 16, (1, 6), (50, 6), {"softcap": 20.0}),
         (8, 1, 64, 16, (1, 3), (50, 20), {"sinks": True}),
         (8, 8, 64, 16, (2, 1), (20, 31), {"alibi_slopes": True}),
+        (8, 2, 64, 16, (1, 17, 5), (70, 17, 100), {"fp8": True}),
     ):
         num_blocks = sum(-(-n // block_size) for n in seq_lens) + 1
-        kv_cache = torch.randn(num_blocks, 2, block_size, kv_heads, dim, generator=rng).to(device, dtype)
+        cache_dtype = torch.float8_e4m3fn if "fp8" in kwargs else dtype
+        kv_cache = torch.randn(num_blocks, 2, block_size, kv_heads, dim, generator=rng).to(device, cache_dtype)
         order = (torch.randperm(num_blocks - 1, generator=rng) + 1).tolist()
         table = torch.zeros(len(seq_lens), max(-(-n // block_size) for n in seq_lens), dtype=torch.int32)
         for r, n in enumerate(seq_lens):
@@ -180,6 +193,9 @@ def _inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
             kwargs.get("softcap", 0.0),
             torch.randn(heads, generator=rng).to(device) if "sinks" in kwargs else None,
             torch.rand(heads, generator=rng).to(device) if "alibi_slopes" in kwargs else None,
+            None,
+            None,
+            *((0.5, 2.0) if "fp8" in kwargs else ()),
         )
 
 

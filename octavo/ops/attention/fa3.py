@@ -56,9 +56,12 @@ def _accepts(
     alibi_slopes=None,
     query_start_loc_cpu=None,
     seq_lens_cpu=None,
+    k_scale=1.0,
+    v_scale=1.0,
 ) -> bool:
     if max_query_len == 1 or softcap > 0 or sinks is not None or alibi_slopes is not None or q.shape[0] == 0:
         return False
+    # With an 8-bit cache it would want 8-bit queries as well, rounded by a scale of their own.
     if q.dtype not in (torch.bfloat16, torch.float16) or kv_cache.dtype != q.dtype:
         return False
     head_dim = q.shape[2]
@@ -92,6 +95,8 @@ def paged_attention_fa3(
     alibi_slopes: torch.Tensor | None = None,
     query_start_loc_cpu: list[int] | None = None,
     seq_lens_cpu: list[int] | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> torch.Tensor:
     """One call for the whole ragged batch; keys and values are strided views of our cache."""
     out = None

@@ -31,10 +31,13 @@ def _paged_attention_sdpa(
     alibi_slopes=None,
     query_start_loc_cpu=None,
     seq_lens_cpu=None,
+    k_scale=1.0,
+    v_scale=1.0,
 ):
     starts, lens = _request_bounds(query_start_loc, seq_lens, query_start_loc_cpu, seq_lens_cpu)
     block_size, num_kv_heads = kv_cache.shape[2:4]
     gqa = q.shape[1] != num_kv_heads
+    scale *= k_scale
     num_decodes = 0
     while num_decodes < len(lens) and starts[num_decodes + 1] - starts[num_decodes] == 1:
         num_decodes += 1
@@ -79,4 +82,4 @@ def _paged_attention_sdpa(
             scale=scale,
             enable_gqa=gqa,
         )[0].transpose(0, 1)
-    return out
+    return out if v_scale == 1.0 else out.mul_(v_scale)

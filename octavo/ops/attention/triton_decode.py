@@ -22,14 +22,25 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.ops.attention import decode_attention
-from octavo.ops.rope_triton import accepts_qkv, rotation, rotation_partner
-from octavo.ops.triton_device import tanh
+from octavo.ops.rope_triton import accepts_qkv, rotation, rotation_partner, to_cached
+from octavo.ops.triton_device import tanh, unpack_e4m3_pairs
 from octavo.ops.triton_support import has_triton
 from octavo.ops.triton_utils import counters, forget_choices_with, launch, next_power_of_2, scratch, tuned_table
 
 LOG2E = tl.constexpr(1.4426950408889634)
 # Stands for minus infinity in running maxima: differences of it stay finite.
 MINUS = tl.constexpr(-1e30)
+
+
+@triton.constexpr_function
+def compute_dtype(q_dtype, cache_dtype):
+    """What products are computed in: the cache's dtype, or what E4M3 numbers become.
+
+    That is float16, which holds them exactly and costs one instruction for two of them, half of what bfloat16 does.
+    """
+    if cache_dtype != tl.float8e4nv:
+        return cache_dtype
+    return tl.float32 if q_dtype == tl.float32 else tl.float16
 
 
 @triton.jit
@@ -65,6 +76,35 @@ def token_offsets(block_table_row, tokens, inside, block_stride, token_stride, B
     return block * block_stride + (tokens % BLOCK_SIZE) * token_stride
 
 
+@triton.jit
+def load_values(rows, inside, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, DTYPE: tl.constexpr):
+    """The values at `rows` (pointers [keys, 1]) in DTYPE, [keys, PADDED_DIM], dimensions in the order of `value_dims`.
+
+    A product wants neighbouring keys side by side. Shared memory turns pairs of bytes that way, not bytes: E4M3 values are
+    read two dimensions at a time and parted in registers, even dimensions first.
+    """
+    if rows.dtype.element_ty == tl.float8e4nv:
+        pair = tl.arange(0, PADDED_DIM // 2)[None, :]
+        pairs = tl.load(
+            rows.to(tl.pointer_type(tl.int16), bitcast=True) + pair, mask=inside & (pair < HEAD_DIM // 2), other=0
+        )
+        even, odd = unpack_e4m3_pairs(pairs)
+        return tl.reshape(tl.permute(tl.join(even, odd), (0, 2, 1)), (inside.shape[0], PADDED_DIM)).to(DTYPE)
+    else:
+        d = tl.arange(0, PADDED_DIM)[None, :]
+        return tl.load(rows + d, mask=inside & (d < HEAD_DIM), other=0.0).to(DTYPE)
+
+
+@triton.jit
+def value_dims(PADDED_DIM: tl.constexpr, IS_8_BIT: tl.constexpr):
+    """The dimension in each column of `load_values`."""
+    d = tl.arange(0, PADDED_DIM)
+    if IS_8_BIT:
+        return d % (PADDED_DIM // 2) * 2 + d // (PADDED_DIM // 2)
+    else:
+        return d
+
+
 @triton.jit(do_not_specialize=["window", "wanted_splits", "min_tokens", "max_tokens"])
 def _decode_kernel(
     q_rows,  # FUSED: qkv [requests, (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM]; else q [tokens, NUM_HEADS * HEAD_DIM]
@@ -84,6 +124,8 @@ def _decode_kernel(
     partial_lse,  # [requests, NUM_KV_HEADS, num_splits, 2, GROUP] float32: maximum, sum
     arrivals,  # [requests, NUM_KV_HEADS] int32, zero
     scale,
+    k_scale,
+    v_scale,
     eps,
     window,
     softcap,
@@ -130,6 +172,8 @@ def _decode_kernel(
     if PDL:
         gdc_launch_dependents()
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
+    COMPUTE: tl.constexpr = compute_dtype(q_rows.dtype.element_ty, kv_cache.dtype.element_ty)
+    scale *= k_scale
     seq_len = tl.load(seq_lens + request)
     # Tokens read from the cache: all but the new one, which FUSED has in registers.
     if FUSED:
@@ -161,6 +205,8 @@ def _decode_kernel(
         high = tl.minimum(low + per_split, num_cached)
         d = tl.arange(0, PADDED_DIM)
         in_dim = d < HEAD_DIM
+        dv = value_dims(PADDED_DIM, kv_cache.dtype.element_ty == tl.float8e4nv)
+        in_value = dv < HEAD_DIM
         t = tl.arange(0, TILE)
         g = tl.arange(0, ROWS)
         live = g < GROUP
@@ -173,7 +219,7 @@ def _decode_kernel(
             off0 = token_offsets(table_row, tok0, visible0, block_stride, token_stride, BLOCK_SIZE)
             at0 = off0[:, None] + d[None, :]
             k0 = tl.load(keys + at0, mask=visible0[:, None] & in_dim[None, :], other=0.0)
-            v0 = tl.load(keys + kv_stride + at0, mask=visible0[:, None] & in_dim[None, :], other=0.0)
+            v0 = load_values(keys + kv_stride + off0[:, None], visible0[:, None], HEAD_DIM, PADDED_DIM, COMPUTE)
         if FUSED:
             slot = tl.load(slot_mapping + request).to(tl.int64)
             if ROTARY_DIM > 0:
@@ -209,7 +255,7 @@ def _decode_kernel(
                 if HAS_Q_NORM:
                     q_partner = q_partner * q_rstd * q_gamma_partner[None, :]
                 q = q * c[None, :] + q_partner * s[None, :]
-        q = q.to(kv_cache.dtype.element_ty)
+        q = q.to(COMPUTE)
 
         m = tl.full([ROWS], MINUS, tl.float32)
         total = tl.zeros([ROWS], tl.float32)
@@ -231,13 +277,13 @@ def _decode_kernel(
                     if HAS_K_NORM:
                         k_partner = k_partner * k_rstd * k_gamma_partner
                     k_new = k_new * c + k_partner * s
-                k_new = k_new.to(kv_cache.dtype.element_ty)
-                v_new = tl.load(base + (NUM_HEADS + NUM_KV_HEADS + kv_head) * HEAD_DIM + d, mask=in_dim, other=0.0)
-                v_new = v_new.to(kv_cache.dtype.element_ty)
+                k_new = to_cached(k_new, 1.0 / k_scale, kv_cache.dtype.element_ty)
+                v_new = tl.load(base + (NUM_HEADS + NUM_KV_HEADS + kv_head) * HEAD_DIM + dv, mask=in_value, other=0.0)
+                v_new = to_cached(v_new, 1.0 / v_scale, kv_cache.dtype.element_ty)
                 place = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * token_stride
-                written = d < tl.where(slot >= 0, HEAD_DIM, 0)
-                tl.store(keys + place + d, k_new, mask=written)
-                tl.store(keys + kv_stride + place + d, v_new, mask=written)
+                width = tl.where(slot >= 0, HEAD_DIM, 0)
+                tl.store(keys + place + d, k_new, mask=d < width)
+                tl.store(keys + kv_stride + place + dv, v_new, mask=dv < width)
                 qk_new = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], axis=1)[:, None]
                 no_distance = tl.zeros([1, 1], tl.int32)
                 s_new = scores_log2(qk_new, scale, softcap, slope, no_distance, HAS_SOFTCAP, HAS_ALIBI)
@@ -249,7 +295,7 @@ def _decode_kernel(
                 m = m_new
         start = low
         if PRELOAD:
-            qk = tl.dot(q, k0.T, input_precision="ieee")
+            qk = tl.dot(q, k0.to(COMPUTE).T, input_precision="ieee")
             distance = (tok0 - (seq_len - 1))[None, :]
             scores = scores_log2(qk, scale, softcap, slope, distance, HAS_SOFTCAP, HAS_ALIBI)
             acc, m, total = attend(acc, m, total, scores, visible0[None, :], v0)
@@ -267,22 +313,23 @@ def _decode_kernel(
                 off = token_offsets(table_row, tok, visible, block_stride, token_stride, BLOCK_SIZE)
             at = off[:, None] + d[None, :]
             k_tile = tl.load(keys + at, mask=visible[:, None] & in_dim[None, :], other=0.0)
-            v_tile = tl.load(keys + kv_stride + at, mask=visible[:, None] & in_dim[None, :], other=0.0)
-            qk = tl.dot(q, k_tile.T, input_precision="ieee")
+            v_tile = load_values(keys + kv_stride + off[:, None], visible[:, None], HEAD_DIM, PADDED_DIM, COMPUTE)
+            qk = tl.dot(q, k_tile.to(COMPUTE).T, input_precision="ieee")
             distance = (tok - (seq_len - 1))[None, :]
             scores = scores_log2(qk, scale, softcap, slope, distance, HAS_SOFTCAP, HAS_ALIBI)
             acc, m, total = attend(acc, m, total, scores, visible[None, :], v_tile)
 
-        out_at = out + row * (NUM_HEADS * HEAD_DIM) + head[:, None] * HEAD_DIM + d[None, :]
+        out_at = out + row * (NUM_HEADS * HEAD_DIM) + head[:, None] * HEAD_DIM + dv[None, :]
+        in_out = live[:, None] & in_value[None, :]
         # A row of graph padding has no tokens: its result is zero whatever lies in the buffers.
         if used_splits == 1:
-            y = tl.where(seq_len > 0, acc / total[:, None], 0.0)
-            tl.store(out_at, y.to(out.dtype.element_ty), mask=in_q)
+            y = tl.where(seq_len > 0, acc / total[:, None] * v_scale, 0.0)
+            tl.store(out_at, y.to(out.dtype.element_ty), mask=in_out)
         else:
             pair = request * NUM_KV_HEADS + kv_head
             first = (pair * num_splits).to(tl.int64)
             part = first + split
-            tl.store(partial_out + part * (GROUP * HEAD_DIM) + g[:, None] * HEAD_DIM + d[None, :], acc, mask=in_q)
+            tl.store(partial_out + part * (GROUP * HEAD_DIM) + g[:, None] * HEAD_DIM + dv[None, :], acc, mask=in_out)
             tl.store(partial_lse + part * (2 * GROUP) + g, m, mask=live)
             tl.store(partial_lse + part * (2 * GROUP) + GROUP + g, total, mask=live)
             # All threads' partial results must be written before one thread announces them.
@@ -290,7 +337,6 @@ def _decode_kernel(
             if tl.atomic_add(arrivals + pair, 1, sem="acq_rel") == used_splits - 1:
                 gm = tl.arange(0, MERGE_ROWS)
                 in_group = gm < GROUP
-                in_out = in_group[:, None] & in_dim[None, :]
                 m_all = tl.full([MERGE_ROWS], MINUS, tl.float32)
                 l_all = tl.zeros([MERGE_ROWS], tl.float32)
                 acc_all = tl.zeros([MERGE_ROWS, PADDED_DIM], tl.float32)
@@ -316,9 +362,9 @@ def _decode_kernel(
                     l_all = l_all * shrink + tl.sum(weight * ls, axis=0)
                     acc_all = acc_all * shrink[:, None] + tl.sum(os * weight[:, :, None], axis=0)
                     m_all = m_next
-                y = acc_all / l_all[:, None]
+                y = acc_all / l_all[:, None] * v_scale
                 merged_at = out + row * (NUM_HEADS * HEAD_DIM) + (kv_head * GROUP + gm)[:, None] * HEAD_DIM + d[None, :]
-                tl.store(merged_at, y.to(out.dtype.element_ty), mask=in_out)
+                tl.store(merged_at, y.to(out.dtype.element_ty), mask=in_group[:, None] & in_dim[None, :])
                 tl.store(arrivals + pair, 0)
 
 
@@ -376,6 +422,8 @@ def launch_decode(
     sinks: torch.Tensor | None,
     alibi_slopes: torch.Tensor | None,
     out: torch.Tensor,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
     *,
     query_start_loc: torch.Tensor | None = None,
     positions: torch.Tensor | None = None,
@@ -428,6 +476,8 @@ def launch_decode(
         partial_lse,
         arrivals,
         scale,
+        k_scale,
+        v_scale,
         eps,
         window,
         softcap,
@@ -483,6 +533,8 @@ def _accepts(
     softcap=0.0,
     sinks=None,
     alibi_slopes=None,
+    k_scale=1.0,
+    v_scale=1.0,
 ) -> bool:
     return accepts_qkv(qkv, cos_sin, kv_cache, q_norm, k_norm) and block_table.stride(1) == 1
 
@@ -508,6 +560,8 @@ def decode_attention_triton(
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
     *,
     config: DecodeConfig | None = None,
 ) -> torch.Tensor:
@@ -526,6 +580,8 @@ def decode_attention_triton(
         sinks,
         alibi_slopes,
         out,
+        k_scale,
+        v_scale,
         positions=positions,
         cos_sin=cos_sin,
         slot_mapping=slot_mapping,

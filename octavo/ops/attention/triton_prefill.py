@@ -11,7 +11,15 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.ops.attention import paged_attention
-from octavo.ops.attention.triton_decode import LOG2E, MINUS, launch_decode, scores_log2, token_offsets
+from octavo.ops.attention.triton_decode import (
+    LOG2E,
+    MINUS,
+    compute_dtype,
+    launch_decode,
+    scores_log2,
+    token_offsets,
+)
+from octavo.ops.rope_triton import CACHE_DTYPES, FLOATS
 from octavo.ops.triton_support import has_triton, runs_on_triton
 from octavo.ops.triton_utils import launch, next_power_of_2
 
@@ -64,6 +72,8 @@ def _attend_tile(
     else:
         k_tile = tl.load(keys + at, mask=(d < HEAD_DIM)[None, :], other=0.0)
         v_tile = tl.load(keys + kv_stride + at, mask=(d < HEAD_DIM)[None, :], other=0.0)
+    k_tile = k_tile.to(q.dtype)
+    v_tile = v_tile.to(q.dtype)
     s = tl.dot(q, k_tile.T, input_precision="ieee")
     factor = scale * LOG2E
     if HAS_SOFTCAP or HAS_ALIBI:
@@ -80,7 +90,7 @@ def _attend_tile(
     shrink = tl.exp2(m - m_new)
     p = tl.exp2(s * factor - m_new[:, None])
     total = total * shrink + tl.sum(p, axis=1)
-    acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * shrink[:, None], input_precision="ieee")
+    acc = tl.dot(p.to(q.dtype), v_tile, acc * shrink[:, None], input_precision="ieee")
     return acc, m_new, total
 
 
@@ -96,6 +106,8 @@ def _prefill_kernel(
     out,  # [tokens, NUM_HEADS, HEAD_DIM]
     num_requests,
     scale,
+    k_scale,
+    v_scale,
     window,
     softcap,
     q_stride,
@@ -129,6 +141,7 @@ def _prefill_kernel(
         gdc_wait()
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     TOKENS: tl.constexpr = ROWS // PADDED_GROUP
+    scale *= k_scale
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
     request = 0
@@ -153,7 +166,7 @@ def _prefill_kernel(
         inside = live[:, None] & (d < HEAD_DIM)[None, :]
         row = (query_start + token).to(tl.int64)
         q_tile = tl.load(q + row[:, None] * q_stride + head[:, None] * HEAD_DIM + d[None, :], mask=inside, other=0.0)
-        q_tile = q_tile.to(kv_cache.dtype.element_ty)
+        q_tile = q_tile.to(compute_dtype(q.dtype.element_ty, kv_cache.dtype.element_ty))
         first_pos = seq_len - query_len + first_query
         query_pos = seq_len - query_len + token
         slope = tl.zeros([ROWS], tl.float32)
@@ -185,12 +198,9 @@ def _prefill_kernel(
                 block_stride, kv_stride, token_stride,
                 HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE, True, HAS_WINDOW, HAS_SOFTCAP, HAS_ALIBI,
             )  # fmt: skip
-        y = acc / total[:, None]
+        y = acc / total[:, None] * v_scale
         out_at = out + row[:, None] * (NUM_HEADS * HEAD_DIM) + head[:, None] * HEAD_DIM + d[None, :]
         tl.store(out_at, y.to(out.dtype.element_ty), mask=inside)
-
-
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def launch_prefill(
@@ -205,6 +215,8 @@ def launch_prefill(
     sinks: torch.Tensor | None,
     alibi_slopes: torch.Tensor | None,
     out: torch.Tensor,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
     *,
     shape: tuple[int, int, int, int] | None = None,
 ) -> None:
@@ -215,7 +227,7 @@ def launch_prefill(
     padded_group = next_power_of_2(num_heads // num_kv_heads)
     padded_dim = next_power_of_2(head_dim)
     if shape is None:
-        if kv_cache.element_size() > 2:
+        if q.element_size() > 2:
             # float32 products run on the CUDA cores, operands in registers: larger tiles spill.
             shape = (16, 16, 2, 4)
         elif padded_dim > 128:
@@ -238,6 +250,8 @@ def launch_prefill(
         out,
         num_requests,
         scale,
+        k_scale,
+        v_scale,
         window,
         softcap,
         q.stride(0),
@@ -263,8 +277,8 @@ def launch_prefill(
 def _accepts(q, kv_cache, block_table, *args, **kwargs) -> bool:
     return (
         runs_on_triton(q)
-        and q.dtype in _FLOATS
-        and kv_cache.dtype in _FLOATS
+        and q.dtype in FLOATS
+        and kv_cache.dtype in CACHE_DTYPES
         and q.shape[0] > 0
         and q[0].is_contiguous()
         and kv_cache.stride(4) == 1
@@ -288,6 +302,8 @@ def paged_attention_triton(
     alibi_slopes: torch.Tensor | None = None,
     query_start_loc_cpu: list[int] | None = None,
     seq_lens_cpu: list[int] | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> torch.Tensor:
     """The query-tile kernel for chunks and the split-KV kernel for single tokens, each only where there may be such."""
     if query_start_loc_cpu is not None and query_start_loc_cpu[-1] == q.shape[0]:
@@ -298,8 +314,9 @@ def paged_attention_triton(
     num_requests = seq_lens.shape[0]
     if max_query_len > 1:
         launch_prefill(
-            q, kv_cache, block_table, query_start_loc, seq_lens, scale, window, softcap, sinks, alibi_slopes, out
-        )
+            q, kv_cache, block_table, query_start_loc, seq_lens, scale, window, softcap, sinks, alibi_slopes, out,
+            k_scale, v_scale,
+        )  # fmt: skip
         if query_start_loc_cpu is None:
             has_single = num_requests > 1
         else:
@@ -322,6 +339,8 @@ def paged_attention_triton(
             sinks,
             alibi_slopes,
             out,
+            k_scale,
+            v_scale,
             query_start_loc=query_start_loc,
         )
     return out

@@ -40,7 +40,7 @@ def _pointer(tensor: torch.Tensor | None) -> int | None:
 
 def _accepts_rope(
     qkv, positions, cos_sin, kv_cache, slot_mapping, num_heads, num_kv_heads,
-    q_norm=None, k_norm=None, eps=1e-6, interleaved=False,
+    q_norm=None, k_norm=None, eps=1e-6, interleaved=False, k_scale=1.0, v_scale=1.0,
 ) -> bool:  # fmt: skip
     return (
         _takes_cache(kv_cache, num_heads)
@@ -54,7 +54,7 @@ def _accepts_rope(
 @qkv_rope_write.register("cpu", supported=is_available, accepts=_accepts_rope)
 def _qkv_rope_write_cpu(
     qkv, positions, cos_sin, kv_cache, slot_mapping, num_heads, num_kv_heads,
-    q_norm=None, k_norm=None, eps=1e-6, interleaved=False,
+    q_norm=None, k_norm=None, eps=1e-6, interleaved=False, k_scale=1.0, v_scale=1.0,
 ):  # fmt: skip
     tokens = qkv.shape[0]
     q = empty((tokens, num_heads, kv_cache.shape[-1]))
@@ -81,6 +81,7 @@ def _qkv_rope_write_cpu(
 def _accepts_attention(
     q, kv_cache, block_table, query_start_loc, seq_lens, max_query_len, max_seq_len, scale,
     window=0, softcap=0.0, sinks=None, alibi_slopes=None, query_start_loc_cpu=None, seq_lens_cpu=None,
+    k_scale=1.0, v_scale=1.0,
 ) -> bool:  # fmt: skip
     return (
         _takes_cache(kv_cache, q.shape[1])
@@ -98,6 +99,7 @@ def _accepts_attention(
 def _paged_attention_cpu(
     q, kv_cache, block_table, query_start_loc, seq_lens, max_query_len, max_seq_len, scale,
     window=0, softcap=0.0, sinks=None, alibi_slopes=None, query_start_loc_cpu=None, seq_lens_cpu=None,
+    k_scale=1.0, v_scale=1.0,
 ):  # fmt: skip
     return _attend(q, kv_cache, block_table, query_start_loc, seq_lens, scale, window, softcap, sinks, alibi_slopes)
 
@@ -135,6 +137,7 @@ def _attend(q, kv_cache, block_table, query_start_loc, seq_lens, scale, window, 
 def _accepts_decode(
     qkv, positions, cos_sin, kv_cache, slot_mapping, block_table, seq_lens, max_seq_len, num_heads, num_kv_heads, scale,
     q_norm=None, k_norm=None, eps=1e-6, interleaved=False, window=0, softcap=0.0, sinks=None, alibi_slopes=None,
+    k_scale=1.0, v_scale=1.0,
 ) -> bool:  # fmt: skip
     return (
         _accepts_rope(qkv, positions, cos_sin, kv_cache, slot_mapping, num_heads, num_kv_heads, q_norm, k_norm)
@@ -150,6 +153,7 @@ def _accepts_decode(
 def _decode_attention_cpu(
     qkv, positions, cos_sin, kv_cache, slot_mapping, block_table, seq_lens, max_seq_len, num_heads, num_kv_heads, scale,
     q_norm=None, k_norm=None, eps=1e-6, interleaved=False, window=0, softcap=0.0, sinks=None, alibi_slopes=None,
+    k_scale=1.0, v_scale=1.0,
 ):  # fmt: skip
     q = _qkv_rope_write_cpu(
         qkv, positions, cos_sin, kv_cache, slot_mapping, num_heads, num_kv_heads, q_norm, k_norm, eps, interleaved
