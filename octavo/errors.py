@@ -44,6 +44,13 @@ class QueueFullError(ClientError):
     code = "queue_full"
 
 
+class ConflictError(ClientError):
+    """What was asked contradicts what the engine is doing right now."""
+
+    status = 409
+    code = "conflict"
+
+
 class ConfigError(ClientError):
     """An engine option, or a combination of them, cannot be honoured."""
 

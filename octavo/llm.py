@@ -230,6 +230,20 @@ class LLM:
         """Run `func(model)` in every worker."""
         return self.llm_engine.collective_rpc("apply_model", args=(func,))
 
+    def start_profile(
+        self,
+        profile_prefix: str | None = None,
+        *,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> None:
+        """Record the steps from now on; needs `LLM(..., profiler_config={"torch_profiler_dir": folder})`."""
+        self.llm_engine.start_profile(profile_prefix, delay_iterations=delay_iterations, max_iterations=max_iterations)
+
+    def stop_profile(self) -> list[str]:
+        """Write what was recorded: Chrome traces, for https://ui.perfetto.dev; returns the files."""
+        return self.llm_engine.stop_profile()
+
     def shutdown(self) -> None:
         """Let go of the model and the cache; the object is of no use afterwards."""
         self.llm_engine.shutdown()

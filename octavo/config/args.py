@@ -257,6 +257,19 @@ class EngineArgs:
         None, "Most characters of a prompt that is logged. Default: all.", group=_OBSERVABILITY, low=0
     )
 
+    profiler_config: dict[str, Any] = option(
+        {},
+        "What /start_profile records: profiler (torch, or cuda for Nsight Systems), torch_profiler_dir (a folder for traces), "
+        "torch_profiler_with_stack, _record_shapes, _with_memory, _with_flops, _use_gzip, delay_iterations, max_iterations.",
+        group=_OBSERVABILITY,
+    )
+    enable_nvtx_tracing: bool = option(
+        False, "Mark schedule, execute and update of each step for Nsight Systems.", group=_OBSERVABILITY
+    )
+    enable_layerwise_nvtx_tracing: bool = option(
+        False, "Mark every module of the model too; needs enforce_eager.", group=_OBSERVABILITY
+    )
+
     def __post_init__(self) -> None:
         if isinstance(self.logits_processors, (list, tuple)):
             self.logits_processors = [

@@ -126,6 +126,22 @@ class ObservabilityConfig:
     log_stats_interval: float = 10.0
     enable_log_requests: bool = False
     max_log_len: int | None = None
+    nvtx: bool = False  # ranges around schedule, execute and update
+    layerwise_nvtx: bool = False  # and around every module of the model
+
+
+@dataclass(frozen=True)
+class ProfilerConfig:
+    """What /start_profile records. Without a folder: the range that Nsight Systems captures."""
+
+    folder: str | None = None
+    with_stack: bool = True
+    record_shapes: bool = False
+    with_memory: bool = False
+    with_flops: bool = False
+    use_gzip: bool = True
+    delay_iterations: int = 0  # steps that pass before it begins
+    max_iterations: int = 0  # steps after which it ends by itself; 0: only when told
 
 
 @dataclass(frozen=True)
@@ -161,6 +177,7 @@ class EngineConfig:
     compilation: CompilationConfig
     observability: ObservabilityConfig
     supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
+    profiler: ProfilerConfig | None = None
     structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
 
     # vLLM's names, for logits processors and other plugins written for it.

@@ -27,6 +27,7 @@ from octavo.config.engine import (
 )
 from octavo.config.fp8 import read_fp8_scheme
 from octavo.config.hf import HFConfig
+from octavo.config.profiling import check_nvtx, resolve_profiler
 from octavo.errors import ConfigError
 from octavo.platforms.base import Platform, Usage
 from octavo.types.kv_spec import DTYPE_BYTES
@@ -77,6 +78,7 @@ def resolve(
     model_rules.check_is_served(hf)
     _check_parallel(args, text)
     _check_tokenizer(args)
+    check_nvtx(args, platform)
 
     load_format = _load_format(args, checkpoint, notes)
     model_impl = _model_impl(args, hf, native_architectures, notes)
@@ -148,8 +150,11 @@ def resolve(
             log_stats_interval=args.log_stats_interval,
             enable_log_requests=args.enable_log_requests,
             max_log_len=args.max_log_len,
+            nvtx=args.enable_nvtx_tracing or args.enable_layerwise_nvtx_tracing,
+            layerwise_nvtx=args.enable_layerwise_nvtx_tracing,
         ),
         supervision=_supervision(args, usage),
+        profiler=resolve_profiler(args.profiler_config, platform),
     )
     return Resolved(config, notes)
 

@@ -154,10 +154,6 @@ _REFUSED: tuple[tuple[str, str], ...] = (
         "kv_cache_metrics kv_cache_metrics_sample custom_histogram_buckets cudagraph_metrics enable_mfu_metrics",
     ),
     (
-        "profiles are taken from outside",
-        "profiler_config enable_layerwise_nvtx_tracing",
-    ),
-    (
         "set the environment variables OCTAVO_LOG_LEVEL and OCTAVO_LOG_FORMAT instead",
         "logging_config log_level log_config_file",
     ),

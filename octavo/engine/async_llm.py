@@ -328,6 +328,20 @@ class AsyncLLM:
         result: list[Any] = await asyncio.wait_for(call, timeout)
         return result
 
+    async def start_profile(
+        self,
+        profile_prefix: str | None = None,
+        *,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> None:
+        """Begin a profile in every worker; needs `profiler_config`."""
+        await self.collective_rpc("start_profile", args=[profile_prefix, delay_iterations, max_iterations])
+
+    async def stop_profile(self) -> list[str]:
+        """End it; the files written."""
+        return [file for file in await self.collective_rpc("stop_profile") if file is not None]
+
     def shutdown(self, timeout: float | None = None) -> None:
         """End the core and every open request. May be called twice. `timeout`: seconds the core may take to end."""
         if self._is_shut_down:

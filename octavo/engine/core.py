@@ -22,6 +22,7 @@ from octavo.engine.flight_record import FlightRecorder
 from octavo.engine.grammars import make_grammar_manager
 from octavo.engine.protocol import StartReport
 from octavo.engine.sleep import CoreSleep
+from octavo.engine.step_ranges import add_step_ranges
 from octavo.errors import ClientError, OctavoError, RequestFailedError, ServerError
 from octavo.logger import get_logger
 from octavo.scheduler.scheduler import Scheduler
@@ -57,6 +58,7 @@ class EngineCore:
         self._has_custom_processors = bool(config.model.logits_processors)
         self._is_paused = False
         self._sleep = CoreSleep(executor, self._scheduler)
+        add_step_ranges(config, self._scheduler, executor)
         self._num_faults = 0  # in a row
         self._idle_checked = True
         kv = start_up.kv_cache_config

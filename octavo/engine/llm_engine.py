@@ -166,6 +166,20 @@ class LLMEngine:
         results: list[Any] = self._client.call("collective_rpc", method, args, kwargs, timeout)
         return results
 
+    def start_profile(
+        self,
+        profile_prefix: str | None = None,
+        *,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> None:
+        """Begin a profile in every worker; needs `profiler_config`."""
+        self.collective_rpc("start_profile", args=(profile_prefix, delay_iterations, max_iterations))
+
+    def stop_profile(self) -> list[str]:
+        """End it; the files written."""
+        return [file for file in self.collective_rpc("stop_profile") if file is not None]
+
     def do_log_stats(self) -> None:
         """Have every stat logger say what there is to say."""
         for stat_logger in self.stat_loggers:

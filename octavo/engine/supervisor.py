@@ -35,6 +35,8 @@ MAX_BACKOFF_SECONDS = 30.0
 WINDOW_SECONDS = 600.0
 # A restarted core may take this many times as long as the first one did before it counts as hung.
 START_FACTOR = 10.0
+# Utilities that read weights, capture graphs or write profiles.
+LONG_CALLS = frozenset({"sleep", "wake_up", "collective_rpc"})
 # How often silence is looked at, as a share of what is allowed.
 WATCHES_PER_LIMIT = 20
 # Requests that may arrive while there is no core, where the queue has no limit of its own.
@@ -89,7 +91,7 @@ class Supervisor:
         self._is_shut_down = False
         self._is_paused = False  # what cores were last told
         self._asleep: tuple[int, list[str]] | None = None  # level, and the parts that sleep
-        self._is_changing_sleep = False
+        self._num_long_calls = 0  # that the core is working on
         self._has_progress = False  # whether this core has brought anything
         self._reason = ""  # why there is no core
         self._dead_error: EngineDeadError | None = None
@@ -157,25 +159,25 @@ class Supervisor:
         if method == "set_paused":
             [self._is_paused] = args
         try:
-            if method in ("sleep", "wake_up"):
-                return await self._change_sleep(self._client, method, *args)
+            if method in LONG_CALLS:
+                return await self._call_long(self._client, method, *args)
             return await self._client.call(method, *args)
         except EngineDeadError as error:
             self._check_alive()
             raise ServerError(f"{method} was lost with its core: {error} Call it again.") from error
 
-    async def _change_sleep(self, client: ProcessClient, method: str, *args: Any) -> list[str]:
-        """Remember what sleeps, for the core after this one. Waking may take as long as a start."""
-        self._is_changing_sleep = True
+    async def _call_long(self, client: ProcessClient, method: str, *args: Any) -> Any:
+        """Run what may take as long as a start; remember what sleeps, for the core after this one."""
+        self._num_long_calls += 1
         try:
-            parts: list[str] = await client.call(method, *args)
+            result = await client.call(method, *args)
         finally:
-            self._is_changing_sleep = False
+            self._num_long_calls -= 1
         if method == "sleep":
-            self._asleep = (args[0], parts)
-        elif self._asleep is not None:
-            self._asleep = (self._asleep[0], parts) if parts else None
-        return parts
+            self._asleep = (args[0], result)
+        elif method == "wake_up" and self._asleep is not None:
+            self._asleep = (self._asleep[0], result) if result else None
+        return result
 
     def check_health(self) -> None:
         """Raise EngineDeadError when there is no hope, EngineRestartingError while there is no core."""
@@ -326,7 +328,7 @@ class Supervisor:
 
     @property
     def _silence_limit(self) -> float:
-        may_be_long = not self._is_serving or self._is_changing_sleep
+        may_be_long = not self._is_serving or self._num_long_calls
         return self._start_limit if may_be_long else self._config.supervision.stall_seconds
 
     @property

@@ -9,7 +9,7 @@ from octavo.config.server_args import ServerArgs
 from octavo.errors import ConfigError
 from octavo.logger import hide_secrets
 from octavo.metrics import HttpCollector, StatCollector, make_registry
-from octavo.server.admin import control
+from octavo.server.admin import control, profile
 from octavo.server.admin.routes import routes as admin_routes
 from octavo.server.anthropic.routes import ROUTES as ANTHROPIC_ROUTES
 from octavo.server.context import ServerContext
@@ -86,6 +86,8 @@ def build_app(engine: EngineClient, args: ServerArgs, stats: StatCollector | Non
     if args.responses_store_bytes:
         routes += STORE_ROUTES
     if args.enable_admin_routes:
+    if engine.config.profiler is not None:
+        routes += profile.routes()
         routes += control.routes()
     if not args.disable_fastapi_docs:
         routes += docs_routes()

@@ -57,3 +57,11 @@ class EngineClient(Protocol):
         """Raise EngineDeadError when the engine is gone or its loop has not been heard of for too long,
         EngineAsleepError when it sleeps."""
         ...
+    async def start_profile(self) -> None:
+        """ConflictError while a profile is being taken."""
+        ...
+
+    async def stop_profile(self) -> list[str]:
+        """The files written; ConflictError without a profile."""
+        ...
+

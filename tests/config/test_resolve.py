@@ -9,7 +9,7 @@ import pytest
 
 from octavo.config.args import EngineArgs
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.engine import EngineConfig, SupervisionConfig
+from octavo.config.engine import EngineConfig, ProfilerConfig, SupervisionConfig
 from octavo.config.hf import HFConfig
 from octavo.config.resolve import Resolved, resolve
 from octavo.errors import ConfigError
@@ -337,6 +337,31 @@ def test_tokenizer_options():
     assert (made.tokenizer.path, made.tokenizer.chat_template) == ("/t", "x")
     refused("skip_tokenizer_init and tokenizer contradict", skip_tokenizer_init=True, tokenizer="t")
     refused("served_model_name needs", served_model_name=[])
+
+
+def test_profiling():
+    assert config().profiler is None
+    folder = {"torch_profiler_dir": "/t"}
+    assert config(profiler_config={**folder, "torch_profiler_with_stack": False}).profiler == ProfilerConfig("/t", False)
+    assert config(FakeGpu(), profiler_config={"profiler": "cuda", "max_iterations": 3}).profiler == ProfilerConfig(
+        max_iterations=3
+    )
+    refused("names no torch_profiler_dir", profiler_config={"max_iterations": 3})
+    refused("needs an NVIDIA GPU", profiler_config={"profiler": "cuda"})
+    refused("leave torch_profiler_dir out", platform=FakeGpu(), profiler_config={"profiler": "cuda", **folder})
+    refused("use torch or cuda", profiler_config={"profiler": "proton", **folder})
+    refused("has proto, which is not known", profiler_config={"proto": 1, **folder})
+    for key, value, wanted in (
+        ("torch_profiler_dir", "", "a folder"),
+        ("delay_iterations", -1, "a number of steps"),
+        ("max_iterations", True, "a number of steps"),
+        ("torch_profiler_use_gzip", "yes", "true or false"),
+    ):
+        refused(f"{key}={value!r} must be {wanted}", profiler_config={**folder, key: value})
+    made = config(FakeGpu(), enable_layerwise_nvtx_tracing=True, enforce_eager=True).observability
+    assert made.nvtx and made.layerwise_nvtx
+    refused("add enforce_eager", platform=FakeGpu(), enable_layerwise_nvtx_tracing=True)
+    refused("needs an NVIDIA GPU", enable_nvtx_tracing=True)
 
 
 def test_compilation():

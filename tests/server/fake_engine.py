@@ -104,6 +104,7 @@ class FakeEngine:
         self.sleeps: list[tuple[int, str]] = []  # (level, mode) of each sleep
         self.asleep: list[str] = []
 
+        self.profiling = False
     @property
     def errored(self) -> bool:
         return self.dead
@@ -150,6 +151,17 @@ class FakeEngine:
     async def generate(
         self, prompt: PromptType, sampling_params: SamplingParams, request_id: str, *, priority: int = 0
     ) -> AsyncGenerator[RequestOutput, None]:
+    async def start_profile(self) -> None:
+        if self.profiling:
+            raise ConflictError("a profile is being taken already.")
+        self.profiling = True
+
+    async def stop_profile(self) -> list[str]:
+        if not self.profiling:
+            raise ConflictError("no profile is being taken.")
+        self.profiling = False
+        return ["/traces/one.json"]
+
         assert isinstance(prompt, dict) and "prompt_token_ids" in prompt
         token_ids = prompt["prompt_token_ids"]
         self._admit(token_ids, sampling_params)

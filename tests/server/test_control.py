@@ -56,6 +56,17 @@ async def test_sleep_and_wake_up():
 
 async def test_the_cache_of_running_requests_is_not_reset():
     engine = FakeEngine(hold_after=1)
+async def test_profiles_are_taken_where_there_is_a_profiler():
+    async with client_of(enable_admin_routes=True) as client:
+        error_of(await client.post("/start_profile"), 404)
+    engine = FakeEngine(config=replace(make_config(), profiler=ProfilerConfig("/traces")))
+    async with client_of(engine) as client:
+        error_of(await client.post("/stop_profile"), 409)
+        assert (await client.post("/start_profile")).status_code == 200
+        assert error_of(await client.post("/start_profile"), 409)["code"] == "conflict"
+        assert (await client.post("/stop_profile")).json() == {"status": "stopped", "files": ["/traces/one.json"]}
+
+
     async with client_of(engine, enable_admin_routes=True) as client:
         running = asyncio.create_task(client.post("/v1/chat/completions", json=chat_body()))
         await engine.reached.wait()
