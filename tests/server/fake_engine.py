@@ -20,7 +20,7 @@ from octavo.config.engine import (
     TokenizerConfig,
 )
 from octavo.config.hf import HFConfig
-from octavo.errors import ClientError, ContextLengthError, EngineAsleepError, EngineDeadError
+from octavo.errors import ClientError, ConflictError, ContextLengthError, EngineAsleepError, EngineDeadError
 from octavo.tokenizer.backends import RustBackend
 from octavo.tokenizer.tokenizer import Tokenizer, TokenizerInfo
 from octavo.types.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput

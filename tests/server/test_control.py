@@ -1,6 +1,7 @@
 """Routes that steer the engine: mounted on request, and what they say."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
