@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.server.fake_engine import FakeEngine
+from octavo.config.engine import ProfilerConfig
+from tests.server.fake_engine import FakeEngine, make_config
 from tests.server.http import chat_body, client_of, error_of
 
 ROUTES = [
@@ -55,8 +56,6 @@ async def test_sleep_and_wake_up():
             assert error_of(await client.post(f"/sleep?level={level}"), 400)["param"] == "level"
 
 
-async def test_the_cache_of_running_requests_is_not_reset():
-    engine = FakeEngine(hold_after=1)
 async def test_profiles_are_taken_where_there_is_a_profiler():
     async with client_of(enable_admin_routes=True) as client:
         error_of(await client.post("/start_profile"), 404)
@@ -68,6 +67,8 @@ async def test_profiles_are_taken_where_there_is_a_profiler():
         assert (await client.post("/stop_profile")).json() == {"status": "stopped", "files": ["/traces/one.json"]}
 
 
+async def test_the_cache_of_running_requests_is_not_reset():
+    engine = FakeEngine(hold_after=1)
     async with client_of(engine, enable_admin_routes=True) as client:
         running = asyncio.create_task(client.post("/v1/chat/completions", json=chat_body()))
         await engine.reached.wait()
