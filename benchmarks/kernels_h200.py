@@ -342,7 +342,7 @@ def check(models: list[str], batches: tuple[int, ...], report: Report) -> None:
 
 def time_linears(m: Model, name: str, batches: tuple[int, ...], report: Report) -> None:
     """Composed against Triton, with norm, activation and residual in both."""
-    for shape in linears(m):
+    for shape in shapes:
         num_bytes = shape.weight_rows * shape.k * 2
         copies = max(3, -(-COLD_BYTES // num_bytes))
         weights = [rand(shape.weight_rows, shape.k, scale=shape.k**-0.5) for _ in range(copies)]
@@ -545,11 +545,11 @@ def linear_candidates(shape: LinearShape, rows: int) -> Iterator[dict]:
         yield entry | {"norm": "separate"} if separate else entry
 
 
-def tune_linears(m: Model, name: str, table: dict, report: Report) -> None:
+def tune_linears(shapes: list[LinearShape], name: str, table: dict, report: Report) -> None:
     """The fastest entry for each product and number of rows; "composed" where nothing beats it by 1 %."""
     from octavo.ops.linear.triton_linear import choice_from_entry, run_choice
 
-    for shape in linears(m):
+    for shape in shapes:
         num_bytes = shape.weight_rows * shape.k * 2
         copies = max(3, -(-COLD_BYTES // num_bytes))
         weights = [rand(shape.weight_rows, shape.k, scale=shape.k**-0.5) for _ in range(copies)]
@@ -634,7 +634,7 @@ def tune(models: list[str], path: Path | None, report: Report) -> None:
     table = json.loads(path.read_text()) if path.is_file() else {}
     for name in models:
         tune_decode(MODELS[name], name, table, report)
-        tune_linears(MODELS[name], name, table, report)
+        tune_linears(linears(MODELS[name]), name, table, report)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(table, indent=1) + "\n")
     print(f"wrote {path}", flush=True)

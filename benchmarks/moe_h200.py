@@ -1,8 +1,9 @@
-"""The mixture-of-experts kernels on the shapes of real models: right, how fast, and with which launch shapes.
+"""The kernels of mixtures of experts and of latent attention on the shapes of real models: right, how fast, how launched.
 
-    python benchmarks/moe_h200.py check              routing and experts against float32
+    python benchmarks/moe_h200.py check              routing, experts and latent attention against float32
     python benchmarks/moe_h200.py time               microseconds and GB/s of each part by number of tokens
-    python benchmarks/moe_h200.py tune --table FILE  measure the candidates, write octavo/ops/tuned/<device>.json
+    python benchmarks/moe_h200.py tune --table FILE  measure the experts' candidates, write octavo/ops/tuned/<device>.json
+    python benchmarks/moe_h200.py dense              the same for what stands around the experts: linears, decode attention
 
 `--models`, `--tokens`, `--json FILE` and `--budget SECONDS` as in kernels_h200.py. Tokens choose experts uniformly, which
 reads the most weights; each call of a measurement has a choice of its own.
@@ -22,8 +23,22 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.kernels_h200 import EPS, Report, device, error, in_float32, provider, rand, time_graph
+from benchmarks.kernels_h200 import (
+    EPS,
+    LinearShape,
+    Model,
+    Report,
+    device,
+    error,
+    in_float32,
+    provider,
+    rand,
+    time_graph,
+    tune_decode,
+    tune_linears,
+)
 from octavo import ops
+from octavo.ops.attention.mla import latent_attention, latent_decode
 from octavo.ops.moe import Routing, experts, norm_route
 from octavo.ops.triton_utils import forget_choices, is_recording, table_name
 
@@ -40,6 +55,7 @@ class MoEModel:
     hidden: int
     width: int
     routing: Routing
+    latent: tuple[int, int, int, int, int] | None = None  # heads, rank, rope, key and value dimensions
 
     @property
     def key(self) -> str:
@@ -54,8 +70,32 @@ class MoEModel:
 
 MODELS = {
     "qwen3-30b-a3b": MoEModel(128, 2048, 768, Routing(8, renormalize=True)),
-    "deepseek-v2-lite": MoEModel(64, 2048, 1408, Routing(6)),
+    "deepseek-v2-lite": MoEModel(64, 2048, 1408, Routing(6), (16, 512, 64, 128, 128)),
     "mixtral-8x7b": MoEModel(8, 4096, 14336, Routing(2, renormalize=True)),
+}
+# What stands around the experts: the other products of a step, and the heads where attention is not latent.
+LINEARS = {
+    "qwen3-30b-a3b": [
+        LinearShape("qkv", 5120, 2048, norm=True),
+        LinearShape("o", 2048, 4096, residual=True),
+        LinearShape("lm_head", 151936, 2048, norm=True),
+    ],
+    "deepseek-v2-lite": [
+        LinearShape("q_kv_a", 16 * 192 + 576, 2048, norm=True),
+        LinearShape("o", 2048, 2048, residual=True),
+        LinearShape("shared gate_up", 2816, 2048, activation="silu"),
+        LinearShape("shared down", 2048, 2816, residual=True),
+        LinearShape("lm_head", 102400, 2048, norm=True),
+    ],
+    "mixtral-8x7b": [
+        LinearShape("qkv", 6144, 4096, norm=True),
+        LinearShape("o", 4096, 4096, residual=True),
+        LinearShape("lm_head", 32000, 4096, norm=True),
+    ],
+}
+HEADS = {
+    "qwen3-30b-a3b": Model(2048, 0, 32, 4, 128, 48, 151936, qk_norm=True),
+    "mixtral-8x7b": Model(4096, 0, 32, 8, 128, 32, 32000, qk_norm=False),
 }
 
 
@@ -79,6 +119,52 @@ def route_arguments(m: MoEModel, tokens: int) -> tuple:
     return rand(tokens, m.hidden), rand(m.hidden), EPS, rand(m.num_experts, m.hidden, scale=0.1), m.routing
 
 
+def latent_arguments(m: MoEModel, requests: int, context: int) -> tuple:
+    """Arguments of `latent_attention` for a decode step, blocks of 64 tokens in random order."""
+    assert m.latent is not None
+    heads, rank, rope, nope, value = m.latent
+    width = -(-context // 64)
+    cache = rand(requests * width + 1, 64, rank + rope)
+    if is_recording():
+        table, lens, starts = (
+            torch.empty(s, dtype=torch.int32, device="meta") for s in ((requests, width), requests, requests + 1)
+        )
+    else:
+        table = (torch.randperm(requests * width, device="cuda") + 1).int().view(requests, width)
+        lens = torch.full((requests,), context, dtype=torch.int32, device="cuda")
+        starts = torch.arange(requests + 1, dtype=torch.int32, device="cuda")
+    up = rand(heads, nope + value, rank, scale=rank**-0.5)
+    scale = (nope + rope) ** -0.5
+    return rand(requests, heads, nope), rand(requests, heads, rope), up, cache, table, starts, lens, 1, 8192, scale
+
+
+def check_latent(name: str, report: Report) -> None:
+    """Absorbed decode against keys and values computed in float32."""
+    for requests, context in ((1, 100), (3, 3000), (64, 700)):
+        arguments = latent_arguments(MODELS[name], requests, context)
+        wanted = latent_attention.reference(*map(in_float32, arguments))
+        for repeat in range(2):
+            out = latent_attention(*arguments)
+            report.check(f"{name} latent {requests}x{context} #{repeat}", error(out, wanted), 2e-2)
+
+
+def time_latent(name: str, report: Report) -> None:
+    """Decode attention over the latents alone; GB/s count the latents once."""
+    m = MODELS[name]
+    assert m.latent is not None
+    heads, rank, rope, _, _ = m.latent
+    for requests, context in itertools.product((1, 8, 32, 128), (256, 4096)):
+        calls = []
+        for _ in range(4):
+            _, q_rope, _, cache, table, _, lens, _, bound, scale = latent_arguments(m, requests, context)
+            q_latent = rand(requests, heads, rank)
+            calls.append(functools.partial(latent_decode, q_latent, q_rope, cache, table, lens, bound, scale))
+        seconds = time_graph(calls)
+        report.numbers[f"us {name} latent_decode {requests}x{context}"] = seconds * 1e6
+        rate = requests * context * (rank + rope) * 2 / seconds / 1e9
+        print(f"{name} latent_decode {requests}x{context}: {seconds * 1e6:.1f} us, {rate:.0f} GB/s", flush=True)
+
+
 def check(models: list[str], tokens_list: tuple[int, ...], report: Report) -> None:
     """Routing and experts against float32 on the same choice."""
     for name in models:
@@ -98,6 +184,8 @@ def check(models: list[str], tokens_list: tuple[int, ...], report: Report) -> No
                 out = experts(hidden, weights, chosen, gate_up, down, "silu", residual.clone(), 0.5)
                 report.check(f"{name} experts {tokens} #{repeat}", error(out, _reference(
                     hidden, weights, chosen, gate_up, down, residual, 0.5)), 1e-2)  # fmt: skip
+        if m.latent is not None:
+            check_latent(name, report)
         print(f"{name}: checked", flush=True)
 
 
@@ -139,6 +227,8 @@ def time_all(models: list[str], tokens_list: tuple[int, ...], report: Report) ->
             )
         del gate_up, down
         torch.cuda.empty_cache()
+        if m.latent is not None:
+            time_latent(name, report)
 
 
 # --- tune
@@ -221,8 +311,7 @@ def _measure(label, h, choices, gate_up, down, residual, wanted, report: Report,
 def tune(models: list[str], tokens_list: tuple[int, ...], path: Path | None, report: Report) -> None:
     """For each number of tokens the fastest kernels, each product tuned with the other held; what a shortened run did not
     reach keeps its old entries."""
-    path = path or Path(ops.__file__).parent / "tuned" / f"{table_name(torch.cuda.get_device_name())}.json"
-    table = json.loads(path.read_text()) if path.is_file() else {}
+    path, table = _read_table(path)
     for name in models:
         m = MODELS[name]
         gate_up, down = make_weights(m)
@@ -255,6 +344,24 @@ def tune(models: list[str], tokens_list: tuple[int, ...], path: Path | None, rep
     print(f"wrote {path}", flush=True)
 
 
+def _read_table(path: Path | None) -> tuple[Path, dict]:
+    """The table to extend, by default this device's."""
+    path = path or Path(ops.__file__).parent / "tuned" / f"{table_name(torch.cuda.get_device_name())}.json"
+    return path, json.loads(path.read_text()) if path.is_file() else {}
+
+
+def tune_dense(models: list[str], path: Path | None, report: Report) -> None:
+    """Linears and decode attention around the experts, by the candidates of kernels_h200.py."""
+    path, table = _read_table(path)
+    for name in models:
+        tune_linears(LINEARS[name], name, table, report)
+        if name in HEADS:
+            tune_decode(HEADS[name], name, table, report)
+        path.write_text(json.dumps(table, indent=1) + "\n")
+    forget_choices()
+    print(f"wrote {path}", flush=True)
+
+
 def launch_everything(models: list[str] | None, sweep: bool) -> None:
     """Call every kernel that the commands launch, for `record_launches` to note."""
     from octavo.ops.moe.triton_experts import config_from_entry, run_config
@@ -263,6 +370,10 @@ def launch_everything(models: list[str] | None, sweep: bool) -> None:
     for name in models or MODELS:
         m = MODELS[name]
         gate_up, down = make_weights(m)
+        for requests in TOKENS[:9] if m.latent is not None else ():
+            _, q_rope, _, cache, table, _, lens, _, bound, scale = latent_arguments(m, requests, 256)
+            q_latent = rand(requests, m.latent[0], m.latent[1])
+            provider("latent_decode")(q_latent, q_rope, cache, table, lens, bound, scale)
         for tokens in TOKENS:
             provider("norm_route")(*route_arguments(m, tokens))
             h, residual = rand(tokens, m.hidden), rand(tokens, m.hidden)
@@ -275,15 +386,15 @@ def launch_everything(models: list[str] | None, sweep: bool) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="*", default=["check", "time"], help="check, time, tune")
+    parser.add_argument("what", nargs="*", default=["check", "time"], help="check, time, tune, dense")
     parser.add_argument("--models", nargs="*", default=["qwen3-30b-a3b", "deepseek-v2-lite"], choices=list(MODELS))
     parser.add_argument("--tokens", nargs="*", type=int, default=list(TOKENS))
     parser.add_argument("--table", type=Path, default=None)
     parser.add_argument("--json", type=Path, default=None)
     parser.add_argument("--budget", type=float, default=120.0, help="seconds; what does not fit is left out")
     args = parser.parse_args()
-    if unknown := set(args.what) - {"check", "time", "tune"}:
-        parser.error(f"unknown: {sorted(unknown)}; there are check, time and tune")
+    if unknown := set(args.what) - {"check", "time", "tune", "dense"}:
+        parser.error(f"unknown: {sorted(unknown)}; there are check, time, tune and dense")
     if not torch.cuda.is_available():
         print("moe_h200: needs an NVIDIA GPU; torch sees none")
         return
@@ -296,8 +407,10 @@ def main() -> None:
             check(args.models, tokens, report)
         elif what == "time":
             time_all(args.models, tokens, report)
-        else:
+        elif what == "tune":
             tune(args.models, tokens, args.table, report)
+        else:
+            tune_dense(args.models, args.table, report)
     if args.json is not None:
         args.json.write_text(json.dumps(report.numbers, indent=1) + "\n")
     sys.exit(bool(report.wrong))

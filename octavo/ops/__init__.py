@@ -17,6 +17,7 @@ _TRITON_MODULES = (
     "attention.triton_decode",
     "attention.triton_prefill",
     "attention.fa3",
+    "attention.triton_mla",
     "moe.triton_route",
     "moe.triton_experts",
     "inputs_triton",

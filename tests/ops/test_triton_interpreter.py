@@ -15,7 +15,13 @@ import torch
 
 from octavo.ops.triton_support import is_interpreting
 
-FILES = ("test_triton_linear.py", "test_triton_attention.py", "test_triton_moe.py", "test_triton_small.py")
+FILES = (
+    "test_triton_attention.py",
+    "test_triton_linear.py",
+    "test_triton_mla.py",
+    "test_triton_moe.py",
+    "test_triton_small.py",
+)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels ran on the GPU")
