@@ -6,8 +6,8 @@ kernel when it is first launched, one after another. So the step is run once wit
 on disk, and the real launches find them there.
 
 The processes are forked from a fresh interpreter that has never touched the device: this module run as a program. It reads
-the launches as JSON, so neither code nor pickled data crosses over. Kernels are told apart as Triton does it (types, values 1
-and multiples of 16, constants); pointers count as 16-byte aligned, as torch allocates them.
+the launches as JSON, so neither code nor pickled data crosses over. Triton tells kernels apart by types, constants, values 1,
+and multiples of 16 among values and addresses; a launch is noted in these terms.
 """
 
 import contextlib
@@ -26,20 +26,20 @@ from typing import Any
 import torch
 
 from octavo.logger import get_logger
-from octavo.ops.triton_utils import Launch
+from octavo.ops.triton_utils import Launch, NotedTensor
 
 logger = get_logger(__name__)
 
 
 def encode(launches: Iterable[Launch]) -> list[str]:
-    """The distinct launches as JSON: [module, kernel, arguments, options], a tensor as "torch.dtype"."""
+    """The distinct launches as JSON: [module, kernel, arguments, options], a tensor as ["torch.dtype", is aligned]."""
     return sorted(
         {
             json.dumps(
                 [
                     launch.kernel.fn.__module__,
                     launch.kernel.fn.__qualname__,
-                    [str(a) if isinstance(a, torch.dtype) else a for a in launch.args],
+                    [[str(a.dtype), a.is_aligned] if isinstance(a, NotedTensor) else a for a in launch.args],
                     launch.options,
                 ],
                 sort_keys=True,
@@ -133,9 +133,9 @@ def compile_all(encoded: list[str], jobs: int) -> tuple[int, int]:
 def _compile(line: str) -> bool:
     module, name, args, options = json.loads(line)
     kernel = getattr(importlib.import_module(module), name)
-    types = [getattr(torch, a.removeprefix("torch.")) if isinstance(a, str) else a for a in args]
+    noted = [NotedTensor(getattr(torch, a[0].removeprefix("torch.")), a[1]) if isinstance(a, list) else a for a in args]
     try:
-        _build_launcher(kernel.warmup(*types, grid=(1,), **options))
+        _build_launcher(kernel.warmup(*noted, grid=(1,), **options))
     except Exception as error:
         print(f"{name} does not compile for {args} {options}: {error!r:.400}", file=sys.stderr, flush=True)
         return False

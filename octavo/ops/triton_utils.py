@@ -57,8 +57,24 @@ def override_pdl(value: bool) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
+class NotedTensor:
+    """Stands for a tensor in a noted launch: all that a kernel is compiled for, as Triton asks it."""
+
+    dtype: torch.dtype
+    is_aligned: bool  # to 16 bytes
+
+    def data_ptr(self) -> int:
+        """An address of the same alignment."""
+        return 0 if self.is_aligned else 4
+
+
+def _note(value: Any) -> Any:
+    return NotedTensor(value.dtype, value.data_ptr() % 16 == 0) if isinstance(value, torch.Tensor) else value
+
+
+@dataclass(frozen=True)
 class Launch:
-    """A launch that was noted instead of made. Tensors among the arguments are known by their dtype alone."""
+    """A launch that was noted instead of made."""
 
     kernel: Any
     args: tuple[Any, ...]
@@ -75,8 +91,7 @@ def launch(
         if options["PDL"]:
             options["launch_pdl"] = True
     if _recorded is not None:
-        noted = tuple(a.dtype if isinstance(a, torch.Tensor) else a for a in args)
-        _recorded.append(Launch(kernel, noted, options))
+        _recorded.append(Launch(kernel, tuple(map(_note, args)), options))
         return
     kernel[grid](*args, **options)
 

@@ -1,5 +1,6 @@
 """Kernels compiled ahead by another process: no GPU needed, only Triton's compiler."""
 
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -14,7 +15,7 @@ if is_interpreting():
 
 from octavo.ops.norm_triton import rms_norm_triton
 from octavo.ops.triton_compile import KernelCompiler, encode
-from octavo.ops.triton_utils import Launch, override_pdl, record_launches
+from octavo.ops.triton_utils import Launch, NotedTensor, override_pdl, record_launches
 
 HOPPER = 90
 
@@ -36,6 +37,14 @@ def norm_launches(width: int) -> list[Launch]:
 def test_equal_launches_are_compiled_once():
     assert len(encode(norm_launches(64))) == 1
     assert len(encode(norm_launches(64) + norm_launches(128))) == 2
+
+
+def test_an_unaligned_tensor_is_another_kernel(cache):
+    aligned = norm_launches(64)[0]
+    first = NotedTensor(torch.bfloat16, False)
+    launches = [aligned, replace(aligned, args=(first, *aligned.args[1:]))]
+    KernelCompiler(HOPPER, jobs=1).compile(launches)
+    assert len(list(cache.rglob("*.cubin"))) == 2
 
 
 def test_compiles_for_the_device_and_knows_it_next_time(cache):
