@@ -1,7 +1,8 @@
 """Plugins: other packages that add platforms, models, operators or stat loggers through entry points.
 
 An entry point names a function without arguments, which registers what it brings (or, for `octavo.platforms`, a
-`Platform` class; for `octavo.stat_loggers`, a logger class). Each group is loaded once in a process; a plugin that
+`Platform` class; for `octavo.stat_loggers`, a logger class; for `octavo.output_formats`, a list of rows: `ToolFormat`s and
+`ReasoningFormat`s). Each group is loaded once in a process; a plugin that
 fails is logged by name and left out, so that it cannot keep the engine from starting. `octavo.logits_processors` names
 classes that the worker loads itself: without one of them answers would differ, so a broken one stops the start.
 """
@@ -19,7 +20,8 @@ MODELS = "octavo.models"
 OPS = "octavo.ops"
 STAT_LOGGERS = "octavo.stat_loggers"
 LOGITS_PROCESSORS = "octavo.logits_processors"
-GROUPS = (PLATFORMS, MODELS, OPS, STAT_LOGGERS, LOGITS_PROCESSORS)
+OUTPUT_FORMATS = "octavo.output_formats"
+GROUPS = (PLATFORMS, MODELS, OPS, STAT_LOGGERS, LOGITS_PROCESSORS, OUTPUT_FORMATS)
 
 
 def find(group: str) -> list[EntryPoint]:

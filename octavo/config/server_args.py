@@ -79,6 +79,25 @@ class ServerArgs:
     escape_special_tokens: bool = option(
         False, "Encode special tokens that clients write into messages as plain text.", group=_CHAT
     )
+    enable_auto_tool_choice: bool = option(
+        False,
+        "Do not start unless it is known how the model writes tool calls. Known, they are read either way.",
+        group=_CHAT,
+    )
+    tool_call_parser: str | None = option(
+        None,
+        "Format of the model's tool calls (docs/tool-calling.md). Default: by chat template or model type.",
+        group=_CHAT,
+    )
+    tool_parser_plugin: str | None = option(
+        None, "Python file with TOOL_FORMATS or REASONING_FORMATS, rows of further formats.", group=_CHAT
+    )
+    exclude_tools_when_tool_choice_none: bool = option(
+        False, "Keep tools from the chat template when a request's tool_choice is none.", group=_CHAT
+    )
+    reasoning_parser: str | None = option(
+        None, "Format of the model's reasoning (docs/reasoning.md). Default: by chat template.", group=_CHAT
+    )
     response_role: str = option("assistant", "Role of the answering message.", group=_CHAT)
 
     return_tokens_as_token_ids: bool = option(

@@ -129,13 +129,12 @@ _REFUSED: tuple[tuple[str, str], ...] = (
         "structured_outputs_config guided_decoding_backend",
     ),
     (
-        "reasoning text is not split off",
-        "reasoning_parser reasoning_parser_plugin reasoning_config",
+        "reasoning formats of your own are rows in the file of tool_parser_plugin",
+        "reasoning_parser_plugin reasoning_config",
     ),
     (
-        "tool calls are not parsed; the answer's text is passed on as it is",
-        "enable_auto_tool_choice tool_call_parser tool_parser_plugin tool_strict_level "
-        "exclude_tools_when_tool_choice_none tool_server",
+        "calls are constrained where a request forces them, by tool_choice, and the server calls no tools itself",
+        "tool_strict_level tool_server",
     ),
     (
         "speculative decoding is not available",

@@ -17,6 +17,7 @@ from octavo.server.docs import docs_routes
 from octavo.server.engine_client import EngineClient
 from octavo.server.middleware import AccessLog, Admission, ApiKey, Errors, RootPath
 from octavo.server.openai.routes import ROUTES as OPENAI_ROUTES
+from octavo.server.output_formats import make_formats
 from octavo.server.prompts import PromptMaker
 from octavo.server.responses.routes import ROUTES as RESPONSES_ROUTES
 from octavo.server.responses.routes import STORE_ROUTES
@@ -75,7 +76,12 @@ def build_app(engine: EngineClient, args: ServerArgs, stats: StatCollector | Non
     http = HttpCollector()
     registry = make_registry(http, *([stats] if stats is not None else []))
     context = ServerContext(
-        engine, args, PromptMaker(engine, args), registry, ResponseStore(args.responses_store_bytes)
+        engine,
+        args,
+        PromptMaker(engine, args),
+        make_formats(engine, args),
+        registry,
+        ResponseStore(args.responses_store_bytes),
     )
     routes: list[BaseRoute] = [
         *OPENAI_ROUTES,

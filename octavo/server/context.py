@@ -10,6 +10,7 @@ from octavo.config.server_args import ServerArgs
 from octavo.errors import ClientError
 from octavo.server.activity import Activity
 from octavo.server.engine_client import EngineClient
+from octavo.server.output_formats import OutputFormats
 from octavo.server.prompts import PromptMaker
 from octavo.server.responses.store import ResponseStore
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -20,6 +21,7 @@ class ServerContext:
     engine: EngineClient
     args: ServerArgs
     prompts: PromptMaker
+    formats: OutputFormats
     registry: CollectorRegistry
     responses: ResponseStore
     activity: Activity = field(default_factory=Activity)

@@ -17,6 +17,7 @@ from octavo.server.openai.protocol import (
 )
 from octavo.server.prompts import MAX_DETOKENIZED, MAX_TOKEN_CHARACTERS
 from octavo.server.responses.protocol import ResponsesRequest
+from octavo.server.tools import MAX_TOOLS
 from octavo.types.sampling_params import (
     INT32_MAX,
     MAX_BAD_WORDS,
@@ -97,6 +98,9 @@ FIELDS: dict[str | tuple[str, str], str] = {
     "continue_final_message": _SWITCH,
     "parallel_tool_calls": _SWITCH,
     "include_reasoning": _SWITCH,
+    "thinking_token_budget": f"-1 to {INT32_MAX}; of models whose reasoning is told apart",
+    "tools": f"{MAX_TOOLS} functions, counted with messages",
+    "tool_choice": "none, auto, required, one of the tools, or allowed_tools",
     "tokens": f"{MAX_DETOKENIZED} ids, {_IDS}",
     "input": f"as messages: text, or {MAX_MESSAGES} items",
     "instructions": "counted with input",

@@ -7,13 +7,13 @@ engine is merely asked for larger pieces (`RequestOutputKind.FINAL_ONLY`).
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from octavo.engine.beam_search import generate_beams
 from octavo.errors import RequestFailedError
 from octavo.server.engine_client import EngineClient
-from octavo.server.text_machine import ContentDelta, Event, Finish, TextMachine
+from octavo.server.text_machine import ContentDelta, Event, Finish, Sections, TextMachine
 from octavo.types.outputs import CompletionOutput, RequestOutput
 from octavo.types.prompts import TokensPrompt
 from octavo.types.sampling_params import BeamSearchParams, SamplingParams
@@ -47,6 +47,7 @@ class UsageCounter:
         self._prompt_tokens: dict[int, int] = {}  # prompt index -> tokens
         self._cached_tokens: dict[int, int] = {}  # of these, found in the prefix cache
         self.completion_tokens = 0
+        self.reasoning_tokens: int | None = None  # of these; None: the model's reasoning is not told apart
 
     def record(self, prompt_index: int, output: RequestOutput) -> None:
         self._prompt_tokens[prompt_index] = len(output.prompt_token_ids)
@@ -83,24 +84,50 @@ class Generation:
         self.request_id = request_id
         self.machines = [make_machine() for _ in range(len(prompts) * params.n)]
         self._begun = [False] * len(self.machines)
+        self._ended = [False] * len(self.machines)
+        if self.machines and self.machines[0].sections is not None:
+            self.usage.reasoning_tokens = 0
 
     async def updates(self) -> AsyncGenerator[ChoiceUpdate, None]:
-        """Everything the choices gain, in the order it comes. Closing this aborts what still runs."""
+        """Everything the choices gain, in the order it comes. Closing this aborts what still runs.
+
+        It ends early when every choice has ended: a machine may know that nothing further can matter.
+        """
         async with aclosing(self._outputs()) as outputs:
             async for prompt_index, output in outputs:
                 if output.error is not None:
                     raise RequestFailedError(output.error)
                 self.usage.record(prompt_index, output)
                 for completion in output.outputs:
-                    yield self._update(prompt_index * self.params.n + completion.index, completion, output)
+                    choice = prompt_index * self.params.n + completion.index
+                    if not self._ended[choice]:
+                        yield self._update(choice, completion, output)
+                if all(self._ended):
+                    return
 
     def _update(self, choice: int, completion: CompletionOutput, output: RequestOutput) -> ChoiceUpdate:
         machine = self.machines[choice]
         events = machine.feed(completion.text, completion.token_ids)
-        if completion.finish_reason is not None:
-            events = events + machine.finish(completion.finish_reason)
+        if completion.finish_reason is not None or machine.is_done:
+            events = events + machine.finish(completion.finish_reason or "stop")
+            self._ended[choice] = True
+        if machine.sections is not None:
+            completion = self._tell_sections(machine.sections, completion)
         is_first, self._begun[choice] = not self._begun[choice], True
         return ChoiceUpdate(choice, is_first, events, completion, output)
+
+    def _tell_sections(self, sections: Sections, completion: CompletionOutput) -> CompletionOutput:
+        """Count the tokens of reasoning, and take them out where they are hidden."""
+        flags = sections.of(completion.token_ids)
+        self.usage.reasoning_tokens = (self.usage.reasoning_tokens or 0) + sum(flags)
+        if not sections.is_hidden or not any(flags):
+            return completion
+        shown = [index for index, is_reasoning in enumerate(flags) if not is_reasoning]
+        return replace(
+            completion,
+            token_ids=[completion.token_ids[index] for index in shown],
+            logprobs=None if completion.logprobs is None else [completion.logprobs[index] for index in shown],
+        )
 
     async def _outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """The outputs of every prompt, tagged with its index, as they come."""

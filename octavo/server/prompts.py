@@ -11,6 +11,7 @@ from octavo.config.server_args import ServerArgs
 from octavo.errors import ClientError, ContextLengthError
 from octavo.server.engine_client import EngineClient
 from octavo.server.openai.protocol import MAX_PROMPTS, ChatCompletionRequest, CompletionRequest, TokenizeRequest
+from octavo.server.reasoning_formats import SWITCHES
 from octavo.tokenizer.chat_template import ContentFormat
 from octavo.tokenizer.tokenizer import ChatPrompt
 from octavo.types.prompts import TokensPrompt
@@ -62,13 +63,16 @@ class PromptMaker:
                 param="chat_template",
             )
         assert request.messages is not None
-        size = _count_characters([request.messages, request.documents, request.chat_template_kwargs])
+        size = _count_characters([request.messages, request.documents, request.tools, request.chat_template_kwargs])
         self._check_length(size)
-        tokenizer, variables = self.engine.tokenizer, self._variables(request)
+        tokenizer, variables = self.engine.tokenizer, self.variables(request)
+        is_none = getattr(request, "tool_choice", None) == "none"
+        tools = None if is_none and self.args.exclude_tools_when_tool_choice_none else request.tools
 
         def render() -> ChatPrompt:
             return tokenizer.encode_chat(
                 request.messages or [],
+                tools=tools,
                 documents=request.documents,
                 chat_template=template,
                 content_format=cast(ContentFormat, self.args.chat_template_content_format),
@@ -110,10 +114,13 @@ class PromptMaker:
                     f"{param} has token id {token_id}, but the vocabulary holds 0 to {size - 1}.", param=param
                 )
 
-    def _variables(self, request: ChatCompletionRequest | TokenizeRequest) -> dict[str, Any]:
-        variables = {**(self.args.default_chat_template_kwargs or {}), **(request.chat_template_kwargs or {})}
+    def variables(self, request: ChatCompletionRequest | TokenizeRequest) -> dict[str, Any]:
+        """What the chat template is told besides the conversation. No effort at reasoning switches thinking off."""
         effort = getattr(request, "reasoning_effort", None)
-        return variables if effort is None else {**variables, "reasoning_effort": effort}
+        efforts = {} if effort is None else {"reasoning_effort": effort}
+        switches = dict.fromkeys(SWITCHES, False) if effort == "none" else {}
+        defaults = self.args.default_chat_template_kwargs or {}
+        return {**defaults, **switches, **(request.chat_template_kwargs or {}), **efforts}
 
     def _check_length(self, num_characters: int) -> None:
         context = self.model.max_model_len

@@ -31,6 +31,10 @@ class ReasoningFormat:
     words: tuple[str, ...] = ()  # all of them in a chat template: it is of this format
     is_harmony: bool = False
 
+    def all_marks(self) -> list[str]:
+        """Texts in which all marks occur: special tokens among them must not be skipped."""
+        return [self.example, *self.starts, *self.ends, *self.layout]
+
     def is_open(self, prompt: str, variables: dict[str, Any]) -> bool | None:
         """Whether answers to a prompt begin inside the section; None: unless they begin with an opening mark, no."""
         prompt = prompt.rstrip()

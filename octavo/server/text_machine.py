@@ -8,6 +8,7 @@ The order of events: any mixture of `ReasoningDelta`, `ContentDelta` and tool ca
 its `ToolCallArguments`, and `ToolCallEnd`, with nothing in between; `Finish` comes last, once.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -60,8 +61,20 @@ class Finish:
 Event = ContentDelta | ReasoningDelta | ToolCallStart | ToolCallArguments | ToolCallEnd | Finish
 
 
+class Sections(Protocol):
+    """Tells which tokens are reasoning. `is_hidden`: the client must not see them."""
+
+    is_hidden: bool
+
+    def of(self, token_ids: Sequence[int]) -> list[bool]:
+        """For each of the next tokens, whether it is reasoning."""
+
+
 class TextMachine(Protocol):
     """One choice's reader. It may hold text back while it cannot yet tell what the text is."""
+
+    is_done: bool  # nothing further can matter: generation may stop
+    sections: Sections | None  # None: no token is reasoning
 
     def feed(self, delta_text: str, token_ids: list[int]) -> list[Event]:
         """Take what was generated since the last call."""
@@ -72,6 +85,9 @@ class TextMachine(Protocol):
 
 class PlainText:
     """All text is content."""
+
+    is_done = False
+    sections: Sections | None = None
 
     def feed(self, delta_text: str, token_ids: list[int]) -> list[Event]:
         return [ContentDelta(delta_text)] if delta_text else []

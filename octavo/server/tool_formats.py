@@ -29,7 +29,12 @@ class ToolFormat:
     model_types: tuple[str, ...] = ()
     make_id: MakeId = random_call_id
     layout: tuple[str, ...] = ()  # marks that mean nothing by themselves
+    other_marks: tuple[str, ...] = ()  # further ones that occur, besides those of the example
     is_harmony: bool = False  # the answer consists of channels
+
+    def all_marks(self) -> list[str]:
+        """Texts in which all marks occur: special tokens among them must not be skipped."""
+        return [self.example, *self.openings, *self.layout, *self.other_marks]
 
 
 def _json(*marks: str, end: str | None = None) -> dict[str, Opening]:
@@ -130,6 +135,7 @@ TOOL_FORMATS = (
         "<|tool_call>call:f{a:1}<tool_call|>",
         {"<|tool_call>": Opening(literal_calls(read_gemma_call, "<tool_call|>"))},
         words=("<|tool_call>",),
+        other_marks=('<|"|>',),
     ),
     ToolFormat(
         ("functiongemma",),
@@ -137,6 +143,7 @@ TOOL_FORMATS = (
         "<start_function_call>call:f{a:1}<end_function_call>",
         {"<start_function_call>": Opening(literal_calls(read_gemma_call, "<end_function_call>"))},
         words=("<start_function_call>",),
+        other_marks=("<escape>",),
     ),
     ToolFormat(
         ("kimi_k2",),
@@ -209,6 +216,7 @@ TOOL_FORMATS = (
         {"[TOOL_CALLS]": Opening(first_of({"[": json_calls(), "{": json_calls()}, _MISTRAL_CALL))},
         words=("[TOOL_CALLS]",),
         make_id=short_call_id,
+        other_marks=("[CALL_ID]",),
     ),
     ToolFormat(
         ("minimax_m2",),
@@ -243,6 +251,11 @@ TOOL_FORMATS = (
         "<tool_calls><tool_call>f<tool_sep><arg_key>a</arg_key><arg_value>1</arg_value></tool_call></tool_calls>",
         _hunyuan3(),
         words=("<tool_sep", "<arg_key"),
+        other_marks=tuple(
+            f"{slash}{tag}:opensource>"
+            for slash in ("<", "</")
+            for tag in ("tool_calls", "tool_call", "tool_sep", "arg_key", "arg_value")
+        ),
     ),
     ToolFormat(
         ("glm45", "glm47", "ling3", "poolside_v1"),

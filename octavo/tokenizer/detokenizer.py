@@ -4,7 +4,8 @@ Rules, the same for a stream and for a whole answer (which is the collected stre
 
 - The text is the UTF-8 reading of the tokens' bytes. Bytes that may still become a character are held back; when the
   answer ends, they become one U+FFFD. Bytes that can no longer become one are U+FFFD at once.
-- A special token is text only if `skip_special_tokens` is off; that goes for the one that ends the answer, too.
+- A special token is text only if `skip_special_tokens` is off; that goes for the one that ends the answer, too. Those
+  in `shown_special_token_ids` are text in any case, unless they end the answer.
 - A stop token that is ordinary text is cut from the text, unless `include_stop_str_in_output`.
 - A stop string ends the text before it (after it, if included); the tokens up to the one that completed it count. A
   match that is complete before min_tokens tokens are out does not end the answer, then or later.
@@ -43,7 +44,11 @@ class IncrementalDetokenizer:
         if tokenizer is not None and params.detokenize:
             self._special_ids = tokenizer.special_ids
             self._stream = open_text_stream(
-                tokenizer, prompt_token_ids, params.skip_special_tokens, params.spaces_between_special_tokens
+                tokenizer,
+                prompt_token_ids,
+                params.skip_special_tokens,
+                params.spaces_between_special_tokens,
+                params.shown_special_token_ids or (),
             )
 
     @property

@@ -27,17 +27,20 @@ def open_text_stream(
     prompt_token_ids: Sequence[int],
     skip_special_tokens: bool,
     spaces_between_special_tokens: bool,
+    shown_special_ids: Sequence[int] = (),
 ) -> TextStream:
-    """The stream for one answer to a prompt.
+    """The stream for one answer to a prompt. `shown_special_ids` are text whether or not special tokens are skipped.
 
     An answer continues a text, so its first token keeps the leading space that a text of its own would lose
     (SentencePiece vocabularies). Incomplete bytes at the end of a prompt are not completed by the answer.
     """
+    skipped = tokenizer.special_ids.difference(shown_special_ids) if skip_special_tokens else frozenset()
     if tokenizer.token_bytes is None:
-        return LibraryStream(tokenizer, prompt_token_ids, skip_special_tokens, spaces_between_special_tokens)
-    special = tokenizer.special_ids
-    continues = any(token_id not in special for token_id in prompt_token_ids)
-    return ByteStream(tokenizer.token_bytes, special if skip_special_tokens else frozenset(), continues)
+        # What is skipped never reaches the library, so it need not be told, and would not make exceptions.
+        skip_in_library = skip_special_tokens and not shown_special_ids
+        return LibraryStream(tokenizer, prompt_token_ids, skipped, skip_in_library, spaces_between_special_tokens)
+    continues = any(token_id not in tokenizer.special_ids for token_id in prompt_token_ids)
+    return ByteStream(tokenizer.token_bytes, skipped, continues)
 
 
 class ByteStream:
@@ -87,10 +90,17 @@ class LibraryStream:
     _CONTEXT = 4  # ids kept before the new ones: what a decoder's treatment of one token may depend on
     _MAX_PENDING = 8
 
-    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special: bool, spaces_between: bool):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int],
+        skipped: frozenset[int],
+        skip_special: bool,
+        spaces_between: bool,
+    ):
         self._tokenizer = tokenizer
         self._options = (skip_special, spaces_between)
-        self._skipped = tokenizer.special_ids if skip_special else frozenset()
+        self._skipped = skipped
         self._window = [token_id for token_id in prompt_token_ids if token_id not in self._skipped][-self._CONTEXT :]
         self._num_pending = 0  # ids at the end of the window whose text is held back
         self._shown = tokenizer.decode(self._window, *self._options)  # the window's text without those

@@ -154,9 +154,6 @@ async def test_values_at_the_border(fields):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tool_choice", "required"),
-        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
         ("response_format", {"type": "json_object"}),
         ("response_format", {"type": "xml"}),
         ("structured_outputs", {"regex": "a"}),

@@ -19,10 +19,14 @@ from octavo.server.openai.responses import (
     ChatLogprobs,
     ChatMessage,
     Delta,
+    FunctionCall,
     TokenLogprob,
+    ToolCall,
+    ToolCallPiece,
     Usage,
     usage_of,
 )
+from octavo.server.text_machine import ContentDelta, Event, ReasoningDelta, ToolCallArguments, ToolCallStart
 from octavo.tokenizer.tokenizer import Tokenizer
 
 
@@ -30,7 +34,10 @@ from octavo.tokenizer.tokenizer import Tokenizer
 class _Choice:
     """One choice while the stream is folded."""
 
-    text: list[str] = field(default_factory=list)
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+    arguments: list[list[str]] = field(default_factory=list)  # of each call
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str = ""
@@ -57,7 +64,7 @@ class ChatAnswer:
         self._writer = LogprobWriter(tokenizer, call.tokens_as_ids)
 
     async def chunks(self, updates: AsyncGenerator[ChoiceUpdate, None]) -> AsyncGenerator[bytes, None]:
-        """Server-sent events: per choice its role, its text, its end; then the usage when asked for."""
+        """Server-sent events: per choice its role, what it says, its end; then the usage when asked for."""
         async with aclosing(updates):
             async for update in updates:
                 for choice in self._chunk_choices(update):
@@ -95,15 +102,17 @@ class ChatAnswer:
             found.append(ChatChunkChoice(update.choice, Delta(role=self.role, content="")))
             if self.prefix:
                 found.append(ChatChunkChoice(update.choice, Delta(content=self.prefix)))
-        text, logprobs = update.text, self._logprobs(update)
+        deltas = [delta for event in update.events if (delta := _delta(event)) is not None]
+        logprobs = self._logprobs(update)
         wants_ids = self.request.return_token_ids and bool(update.completion.token_ids)
-        if text or logprobs or wants_ids:
-            choice = ChatChunkChoice(update.choice, Delta(content=text))
-            if self.request.logprobs:
-                choice.logprobs = ChatLogprobs(logprobs)
-            if wants_ids:
-                choice.token_ids = update.completion.token_ids
-            found.append(choice)
+        if not deltas and (logprobs or wants_ids):
+            deltas.append(Delta(content=""))
+        said = [ChatChunkChoice(update.choice, delta) for delta in deltas]
+        if said and logprobs:
+            said[0].logprobs = ChatLogprobs(logprobs)
+        if said and wants_ids:
+            said[0].token_ids = update.completion.token_ids
+        found += said
         if update.finish_reason is not None:
             end = ChatChunkChoice(update.choice, Delta(), finish_reason=update.finish_reason)
             end.stop_reason = update.completion.stop_reason
@@ -117,7 +126,17 @@ class ChatAnswer:
         return self._writer.chat(completion.token_ids, completion.logprobs, self.request.top_logprobs or 0)
 
     def _fold(self, choice: _Choice, update: ChoiceUpdate) -> None:
-        choice.text.append(update.text)
+        for event in update.events:
+            match event:
+                case ContentDelta(text):
+                    choice.content.append(text)
+                case ReasoningDelta(text):
+                    choice.reasoning.append(text)
+                case ToolCallStart(_, call_id, name):
+                    choice.calls.append(ToolCall(call_id, FunctionCall(name, "")))
+                    choice.arguments.append([])
+                case ToolCallArguments(index, text):
+                    choice.arguments[index].append(text)
         choice.token_ids += update.completion.token_ids
         choice.logprobs += self._logprobs(update)
         if update.finish_reason is not None:
@@ -127,9 +146,36 @@ class ChatAnswer:
     def _choice(self, index: int, choice: _Choice) -> ChatChoice:
         return ChatChoice(
             index,
-            ChatMessage(self.role, self.prefix + "".join(choice.text)),
+            self._message(choice),
             ChatLogprobs(choice.logprobs) if self.request.logprobs else None,
             choice.finish_reason,
             choice.stop_reason,
             token_ids=choice.token_ids if self.request.return_token_ids else UNSET,
         )
+
+    def _message(self, choice: _Choice) -> ChatMessage:
+        content = self.prefix + "".join(choice.content)
+        message = ChatMessage(self.role, content)
+        if choice.reasoning:
+            message.reasoning = message.reasoning_content = "".join(choice.reasoning)
+        for call, arguments in zip(choice.calls, choice.arguments, strict=True):
+            call.function.arguments = "".join(arguments)
+        if choice.calls:
+            message.tool_calls = choice.calls
+        if not content and (choice.calls or choice.reasoning):
+            message.content = None
+        return message
+
+
+def _delta(event: Event) -> Delta | None:
+    """An event as a piece of a message."""
+    match event:
+        case ContentDelta(text):
+            return Delta(content=text)
+        case ReasoningDelta(text):
+            return Delta(reasoning=text, reasoning_content=text)
+        case ToolCallStart(index, call_id, name):
+            return Delta(tool_calls=[ToolCallPiece(index, FunctionCall(name, ""), call_id, "function")])
+        case ToolCallArguments(index, text):
+            return Delta(tool_calls=[ToolCallPiece(index, FunctionCall(UNSET, text))])
+    return None

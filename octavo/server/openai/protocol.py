@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from octavo.errors import ClientError
+from octavo.server.tools import read_tool_use
 from octavo.types.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 MAX_PROMPTS = 1024
@@ -21,8 +22,6 @@ DEFAULT_COMPLETION_TOKENS = 16
 
 # Field -> values that ask for nothing. null is neutral everywhere.
 NOT_YET: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
@@ -31,7 +30,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "guided_regex": (),
     "guided_choice": (),
     "guided_grammar": (),
-    "thinking_token_budget": (-1,),
     "prompt_embeds": (),
     "suffix": ("",),
     "best_of": (1,),
@@ -284,12 +282,16 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
-    parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    thinking_token_budget: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
     def check(self) -> None:
         super().check()
         check_messages(self.messages)
+        read_tool_use(self.tools, self.tool_choice)
         if self.top_logprobs is not None and not self.logprobs:
             raise ClientError("top_logprobs needs logprobs: true.", param="top_logprobs")
         check_turn(self.add_generation_prompt, self.continue_final_message)
@@ -341,6 +343,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     return_token_strs: bool | None = None
+    tools: list[dict[str, Any]] | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):

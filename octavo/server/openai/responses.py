@@ -9,18 +9,26 @@ class PromptTokensDetails(Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Struct):
+    reasoning_tokens: int
+
+
 class Usage(Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     total_tokens: int = 0
     prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 def usage_of(counter: UsageCounter, with_details: bool) -> Usage:
     """The counts so far; `with_details` adds how much of the prompt came from the cache."""
     prompt, completion = counter.prompt_tokens, counter.completion_tokens
     details = PromptTokensDetails(counter.cached_tokens) if with_details else UNSET
-    return Usage(prompt, completion, prompt + completion, details)
+    usage = Usage(prompt, completion, prompt + completion, details)
+    if counter.reasoning_tokens is not None:
+        usage.completion_tokens_details = CompletionTokensDetails(counter.reasoning_tokens)
+    return usage
 
 
 class TopLogprob(Struct):
@@ -49,10 +57,35 @@ class PromptLogprob(Struct):
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
+class FunctionCall(Struct):
+    """`arguments` is JSON text. Of a call in a stream, only the first piece has a name."""
+
+    name: str | UnsetType
+    arguments: str
+
+
+class ToolCall(Struct):
+    id: str
+    function: FunctionCall
+    type: str = "function"
+
+
+class ToolCallPiece(Struct):
+    """A piece of a call: the first has id, type and name, the others more of the arguments."""
+
+    index: int
+    function: FunctionCall
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+
+
 class ChatMessage(Struct):
     role: str
     content: str | None
     refusal: None = None
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET  # the same, by its older name
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct):
@@ -78,6 +111,9 @@ class ChatCompletion(Struct):
 class Delta(Struct):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET  # the same, by its older name
+    tool_calls: list[ToolCallPiece] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct):

@@ -4,7 +4,7 @@ The Anthropic and Responses routes bring their bodies into the form of a chat co
 conversation means the same prompt and the same parameters whichever API it came by.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ from octavo.server.context import ServerContext
 from octavo.server.generation import BeamGeneration, ChoiceUpdate, Generation
 from octavo.server.limits import check_extra_args, check_size
 from octavo.server.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
-from octavo.server.text_machine import PlainText
+from octavo.server.text_machine import PlainText, TextMachine
 from octavo.types.prompts import TokensPrompt
 from octavo.types.sampling_params import SamplingParams
 
@@ -42,7 +42,9 @@ async def start_chat(server: ServerContext, body: ChatCompletionRequest, request
     """The generation of a conversation; nothing runs until its updates are read."""
     params = body.sampling_params(server.model.default_sampling_params, server.model.max_logprobs)
     prompt = await server.prompts.chat(body, body.cache_salt)
-    return _generation(server, body, request_id, [prompt], params)
+    reading = server.formats.read(body, prompt["prompt"] or "", server.prompts.variables(body))
+    reading.adjust(params)
+    return _generation(server, body, request_id, [prompt], params, reading.make_machine)
 
 
 def _generation(
@@ -51,6 +53,7 @@ def _generation(
     request_id: str,
     prompts: Sequence[TokensPrompt],
     params: SamplingParams,
+    make_machine: Callable[[], TextMachine] = PlainText,
 ) -> Generation:
     num_prompt_tokens = sum(len(prompt["prompt_token_ids"]) for prompt in prompts)
     check_size(params, len(prompts), num_prompt_tokens, server.model.max_model_len)
@@ -60,7 +63,7 @@ def _generation(
     common: dict[str, Any] = {
         "request_id": request_id,
         "priority": body.priority or 0,
-        "make_machine": PlainText,
+        "make_machine": make_machine,
     }
     beam_params = body.beam_search_params(server.model.default_sampling_params, server.model.max_model_len)
     if beam_params is not None:

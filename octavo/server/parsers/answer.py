@@ -15,7 +15,7 @@ from typing import cast
 
 from octavo.server.parsers.calls import Body, Calls, EnoughCalls, MakeId, Tool, random_call_id
 from octavo.server.parsers.reader import EndOfText, MalformedError, Marks, Parse, Reader
-from octavo.server.text_machine import ContentDelta, Event, Finish, ReasoningDelta, ToolCallArguments
+from octavo.server.text_machine import ContentDelta, Event, Finish, ReasoningDelta, Sections, ToolCallArguments
 
 CUT = frozenset({"length", "abort"})  # reasons of answers that their model would have gone on with
 
@@ -34,6 +34,7 @@ class Plan:
 
     reasoning_starts: Sequence[str] = ()
     reasoning_ends: Sequence[str] = ()
+    hides_reasoning: bool = False  # tell nothing of it
     in_reasoning: bool = False  # answers begin inside the section
     may_reason: bool = False  # or may open one at their beginning
     openings: Mapping[str, Opening] = field(default_factory=dict)  # by opening mark
@@ -93,13 +94,14 @@ class AnswerMachine:
 
     def __init__(self, plan: Plan):
         self.is_done = False
-        self.in_reasoning = False
+        self.in_reasoning = False  # what was read last
+        self.sections: Sections | None = None
         self._plan = plan
         self._events: list[Event] = []
         self._reader = Reader()
         self._calls = Calls(plan.tools, self._emit_call, self._reader, plan.make_id, set(plan.used_ids), plan.max_calls)
         self._content = _Text(lambda text: self._events.append(ContentDelta(text)), bool(plan.openings or plan.layout))
-        self._reasoning = _Text(lambda text: self._events.append(ReasoningDelta(text)), True)
+        self._reasoning = _Text(self._tell_reasoning, True)
         self._openings = Marks([*plan.openings, *plan.layout])
         self._parser = self._answer()
         self._advance()
@@ -136,6 +138,10 @@ class AnswerMachine:
             else:
                 events += group
         return events
+
+    def _tell_reasoning(self, text: str) -> None:
+        if not self._plan.hides_reasoning:
+            self._events.append(ReasoningDelta(text))
 
     def _emit_call(self, event: Event) -> None:
         self._content.mark()

@@ -8,11 +8,9 @@
 import re
 
 from octavo.server.parsers.answer import AnswerMachine, Opening
-from octavo.server.parsers.calls import Body, Calls
-from octavo.server.parsers.json_calls import copy_value
-from octavo.server.parsers.reader import EndOfText, MalformedError, Marks, Parse, Reader
+from octavo.server.parsers.json_calls import named_call
+from octavo.server.parsers.reader import EndOfText, MalformedError, Marks, Parse
 
-HARMONY_MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
 # What a grammar may take for the end of reasoning: the answer proper begins.
 HARMONY_ANSWER = "<|channel|>final<|message|>"
 
@@ -57,7 +55,7 @@ class HarmonyMachine(AnswerMachine):
         recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
         text = self._content
         if recipient is not None:
-            yield from self._read_calls(Opening(_call_of(recipient[1]), "<|call|>"))
+            yield from self._read_calls(Opening(named_call(recipient[1]), "<|call|>"))
         else:
             reader.release()
             self.in_reasoning = channel is not None and channel[1] == "analysis"
@@ -82,16 +80,3 @@ class HarmonyMachine(AnswerMachine):
                 self._content.add(reader.release())
             raise
         return mark + header
-
-
-def _call_of(name: str) -> Body:
-    """A message to a tool."""
-
-    def body(reader: Reader, calls: Calls) -> Parse[None]:
-        call = calls.begin()
-        call.name(name)
-        yield from reader.skip_space()
-        yield from copy_value(reader, call.arguments, call.commit)
-        call.end()
-
-    return body

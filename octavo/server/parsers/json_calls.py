@@ -277,6 +277,19 @@ def headed_call(header: str, tails: tuple[str, ...] = (), names: str = r"[\w.:/-
     return body
 
 
+def named_call(name: str) -> Body:
+    """The arguments of the tool `name`, nothing else."""
+
+    def body(reader: Reader, calls: Calls) -> Parse[None]:
+        call = calls.begin()
+        call.name(name)
+        yield from reader.skip_space()
+        yield from copy_value(reader, call.arguments, call.commit)
+        call.end()
+
+    return body
+
+
 def section(call_mark: str, call: Body, end: str) -> Body:
     """Calls, each behind a mark of its own, up to the mark `end`."""
 
