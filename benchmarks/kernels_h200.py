@@ -342,7 +342,7 @@ def check(models: list[str], batches: tuple[int, ...], report: Report) -> None:
 
 def time_linears(m: Model, name: str, batches: tuple[int, ...], report: Report) -> None:
     """Composed against Triton, with norm, activation and residual in both."""
-    for shape in shapes:
+    for shape in linears(m):
         num_bytes = shape.weight_rows * shape.k * 2
         copies = max(3, -(-COLD_BYTES // num_bytes))
         weights = [rand(shape.weight_rows, shape.k, scale=shape.k**-0.5) for _ in range(copies)]

@@ -241,7 +241,12 @@ def pair_candidates(m: MoEModel, which: str) -> Iterator[dict]:
         padded = -(-k // block_k) * block_k
         thread_values = block_n * padded * copies // (warps * 32)
         # At least 8 bytes a load; at most 192 weights a thread.
-        if padded <= k * 1.35 and 16 <= thread_values <= 192 and block_n * block_k >= warps * 128:
+        if (
+            padded <= k * 1.35
+            and block_k * 4 >= min(k, 2048)
+            and 16 <= thread_values <= 192
+            and block_n * block_k >= warps * 128
+        ):
             yield {"block_n": block_n, "block_k": block_k, "num_warps": warps}
 
 
@@ -250,7 +255,7 @@ def tile_candidates(m: MoEModel, which: str, block_m: int) -> Iterator[dict]:
     k, matrices = (m.hidden, 2) if which == "gate_up" else (m.width, 1)
     short = block_m <= 32
     tiles = [(32, 128), (64, 128), (64, 256), (128, 64), (128, 128)] if short else [(64, 64), (128, 64), (256, 64)]
-    for (block_n, block_k), stages, warps, swap in itertools.product(tiles, (2, 3, 4, 5), (4, 8), (False, True)):
+    for (block_n, block_k), stages, warps, swap in itertools.product(tiles, (2, 3, 4), (4, 8), (False, True)):
         shared = stages * (matrices * block_n + block_m) * block_k * 2
         accumulators = matrices * block_n * block_m // (warps * 32)
         if swap and (not short or block_n < 64):
