@@ -14,10 +14,12 @@ import msgspec
 
 from octavo.config.engine import ModelConfig, SchedulerConfig
 from octavo.errors import ClientError, ContextLengthError
+from octavo.structured_output.constraint import make_constraint
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.types.prompts import PromptType
 from octavo.types.request import EngineRequest
 from octavo.types.sampling_params import SamplingParams
+from octavo.types.structured_outputs import StructuredOutputsParams
 
 MAX_CACHE_SALT = 128
 MAX_BAD_WORDS_TOKENS = 1024
@@ -171,10 +173,7 @@ class InputProcessor:
     def _check_params(self, params: SamplingParams, priority: int) -> None:
         params.check_vocab(self._model.vocab_size, self._model.max_logprobs)
         if params.structured_outputs is not None:
-            raise ClientError(
-                "structured_outputs is not supported yet; leave it out and check the answer yourself.",
-                param="structured_outputs",
-            )
+            self._check_constraint(params.structured_outputs)
         if params.extra_args and not self._model.logits_processors:
             raise ClientError(
                 f"extra_args={sorted(params.extra_args)} has no taker: no logits processor or connector is loaded.",
@@ -199,6 +198,15 @@ class InputProcessor:
             raise ClientError(
                 f"priority={priority} needs an engine started with scheduling_policy='priority'.", param="priority"
             )
+
+    def _check_constraint(self, constraint: StructuredOutputsParams) -> None:
+        """What can be known to be wrong without the vocabulary; the rest comes back from the core."""
+        if self._tokenizer is None:
+            raise ClientError(
+                "structured_outputs needs a tokenizer, and this engine runs without one (skip_tokenizer_init).",
+                param="structured_outputs",
+            )
+        make_constraint(constraint)
 
     def _complete(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
         """A copy in which nothing is left to decide: `max_tokens` that fits, a seed, bad words as tokens."""

@@ -48,7 +48,9 @@ class Choice:
         self._text = text
         self._new_text: list[str] = []  # not handed over yet
         self._token_text = token_text
-        wants_logprobs = request.sampling_params.logprobs is not None
+        params = request.sampling_params
+        self._stop_ids = {*(params.stop_token_ids or ()), *(() if params.ignore_eos else request.eos_token_ids)}
+        wants_logprobs = params.logprobs is not None
         self._cumulative_logprob = 0.0 if wants_logprobs else None
         # Of a delta stream, only what was not handed over yet.
         self._logprobs: list[PositionLogprobs] | None = [] if wants_logprobs else None
@@ -74,7 +76,8 @@ class Choice:
         delta = self._text.update(
             token_ids,
             finished=reason is not None,
-            stopped_by_token=reason is FinishReason.STOP and bool(token_ids),
+            # A grammar that is complete ends an answer behind its last token, without a stop token.
+            stopped_by_token=reason is FinishReason.STOP and bool(token_ids) and token_ids[-1] in self._stop_ids,
         )
         if delta.text:
             self._new_text.append(delta.text)

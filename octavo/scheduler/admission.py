@@ -2,7 +2,6 @@
 
 from octavo.config.engine import SchedulerConfig
 from octavo.errors import ClientError, ConfigError, ContextLengthError, QueueFullError
-from octavo.scheduler.queue import RequestQueue
 from octavo.types.request import EngineRequest
 
 
@@ -47,16 +46,16 @@ def check_request(request: EngineRequest, config: SchedulerConfig, pool_tokens: 
         )
 
 
-def check_queue(request: EngineRequest, config: SchedulerConfig, waiting: RequestQueue) -> None:
+def check_queue(request: EngineRequest, config: SchedulerConfig, num_waiting: int, num_waiting_tokens: int) -> None:
     """Raise QueueFullError when as much waits as may. A request that goes on after a restart was let in before."""
     if request.is_admitted:
         return
     max_reqs, max_tokens = config.max_num_queued_reqs, config.max_num_queued_tokens
-    if max_reqs is not None and len(waiting) >= max_reqs:
-        raise QueueFullError(f"{len(waiting)} requests are waiting, the most allowed; try again later.")
+    if max_reqs is not None and num_waiting >= max_reqs:
+        raise QueueFullError(f"{num_waiting} requests are waiting, the most allowed; try again later.")
     num_tokens = len(request.prompt_token_ids)
-    if max_tokens is not None and waiting and waiting.num_prompt_tokens + num_tokens > max_tokens:
+    if max_tokens is not None and num_waiting and num_waiting_tokens + num_tokens > max_tokens:
         raise QueueFullError(
-            f"prompts of {waiting.num_prompt_tokens} tokens are waiting, and this one has {num_tokens}; at most "
+            f"prompts of {num_waiting_tokens} tokens are waiting, and this one has {num_tokens}; at most "
             f"{max_tokens} may wait; try again later."
         )

@@ -12,6 +12,7 @@ resumed request and a decode differ only in how far apart the two numbers are.
 
 import enum
 
+from octavo.structured_output.request_grammar import RequestGrammar
 from octavo.types.outputs import FinishReason
 from octavo.types.request import EngineRequest
 
@@ -37,6 +38,7 @@ class Request:
         "eos_token_ids",
         "final_step",
         "first_scheduled_time",
+        "grammar",
         "is_protected",
         "is_steady",
         "max_total_tokens",
@@ -88,6 +90,8 @@ class Request:
         self.eos_token_ids = frozenset(() if params.ignore_eos else engine_request.eos_token_ids)
         self.stop_token_ids = self.eos_token_ids.union(params.stop_token_ids or ())
 
+        self.grammar: RequestGrammar | None = None  # which the answer follows
+
         # A decode needs no thought while `num_tokens <= steady_until`: it has a slot, and its limits are not reached.
         # 0 while the request has more than one token to catch up with.
         self.steady_until = 0
@@ -129,6 +133,20 @@ class Request:
     @property
     def is_finished(self) -> bool:
         return self.status == RequestStatus.FINISHED
+
+    def follow_grammar(self, token_ids: list[int], reason: FinishReason | None) -> tuple[int, FinishReason | None]:
+        """Take sampled tokens into the grammar; `reason` is why the last of them ends the request, if it does.
+
+        Returns how many count and the reason, which is STOP where the grammar lets nothing more follow. Raises GrammarError.
+        """
+        assert self.grammar is not None
+        if self.grammar.is_terminated:
+            return 0, FinishReason.STOP
+        is_stopped = reason is FinishReason.STOP  # by a token that is no part of the text
+        count = self.grammar.follow(token_ids[:-1] if is_stopped else token_ids)
+        if self.grammar.is_terminated:
+            return count, FinishReason.STOP
+        return len(token_ids), reason
 
     def find_stop(self, token_ids: list[int]) -> tuple[int, FinishReason | None, int | None]:
         """Say where `token_ids`, sampled after the known tokens, end the request.

@@ -56,7 +56,12 @@ class StepBuilder:
     def is_empty(self) -> bool:
         return not self.requests and not self.chunk_requests
 
-    def build(self, freed_rows: list[int]) -> SchedulerOutput:
+    def _samples_a_grammar(self) -> bool:
+        requests, samples = self.requests + self.chunk_requests, self.samples + self.chunk_samples
+        return any(wanted and request.grammar is not None for request, wanted in zip(requests, samples, strict=True))
+
+    def build(self, freed_rows: list[int], has_grammars: bool) -> SchedulerOutput:
+        """The finished step. `has_grammars`: some running request follows one."""
         num_single = len(self.rows)
         return SchedulerOutput(
             step_id=self.step_id,
@@ -67,4 +72,5 @@ class StepBuilder:
             num_scheduled_tokens=[1] * num_single + self.chunk_sizes,
             samples=self.samples + self.chunk_samples,
             total_num_scheduled_tokens=num_single + sum(self.chunk_sizes),
+            awaits_masks=has_grammars and self._samples_a_grammar(),
         )

@@ -104,9 +104,8 @@ class ModelRunner:
             forward = self._mixed(step)
         if step.awaits_masks:
             self._awaiting = handle, forward
-        else:
-            self._hand_over(handle, forward, self._sample(forward))
-        return handle
+            return handle
+        return self._hand_over(handle, forward, self._sample(forward))
 
     @torch.inference_mode()
     def sample(self, masks: TokenMasks) -> None:
@@ -204,7 +203,7 @@ class ModelRunner:
         store_sampled(out.token_ids, rows, seq_lens, state.token_ids)
         return out
 
-    def _hand_over(self, handle: StepHandle, forward: _Forward, sampled: SamplerOutput | None) -> None:
+    def _hand_over(self, handle: StepHandle, forward: _Forward, sampled: SamplerOutput | None) -> StepHandle:
         """Start the copy to the host; what is left for `result()` is turning it into lists."""
         step, prompt = handle.step, forward.prompt
         host = None if sampled is None else sampled.to_host()
@@ -223,6 +222,7 @@ class ModelRunner:
             return output
 
         handle.launched(finish, event)
+        return handle
 
     @torch.inference_mode()
     def dummy_step(self, num_tokens: int, num_requests: int) -> None:

@@ -156,7 +156,7 @@ def test_unknown_tokenization_options_are_refused(processor):
         ({"stop_token_ids": [VOCAB_SIZE]}, "stop_token_ids"),
         ({"logit_bias": {VOCAB_SIZE: 1.0}}, "logit_bias"),
         ({"logprobs": 21}, "logprobs"),
-        ({"structured_outputs": StructuredOutputsParams(regex="a")}, "structured_outputs"),
+        ({"structured_outputs": StructuredOutputsParams(json={"type": "strnig"})}, "structured_outputs"),
         ({"extra_args": {"a": 1}}, "extra_args"),
         ({"priority": 1}, "priority"),
         ({"bad_words": [digit * 300 for digit in "12345"]}, "bad_words"),

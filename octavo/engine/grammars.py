@@ -1,0 +1,30 @@
+"""What the core gives its grammars: the vocabulary of the model's tokenizer, read when the first request asks for it."""
+
+from octavo.config.engine import EngineConfig
+from octavo.errors import ClientError
+from octavo.structured_output.manager import GrammarManager
+from octavo.structured_output.vocabulary import Vocabulary
+from octavo.tokenizer import get_tokenizer
+
+
+def make_grammar_manager(config: EngineConfig) -> GrammarManager:
+    """The manager of a core; it costs nothing until a request follows a grammar."""
+    return GrammarManager(config.structured_outputs, lambda: _read_vocabulary(config), config.scheduler.max_num_seqs)
+
+
+def _read_vocabulary(config: EngineConfig) -> Vocabulary:
+    if config.tokenizer.path is None:
+        raise ClientError("structured_outputs: this engine runs without a tokenizer.", param="structured_outputs")
+    tokenizer = get_tokenizer(config.tokenizer)
+    if tokenizer.token_bytes is None:
+        raise ClientError(
+            "structured_outputs: the tokens of this model's vocabulary are more than bytes, so no grammar can follow them.",
+            param="structured_outputs",
+        )
+    return Vocabulary(
+        [tokenizer.token_bytes[token_id] for token_id in range(len(tokenizer))],
+        {text: token_id for token_id in tokenizer.special_ids if (text := tokenizer.id_to_token(token_id))},
+        config.model.eos_token_ids,
+        config.model.vocab_size,
+        lambda text: tokenizer.encode(text, add_special_tokens=False),
+    )
