@@ -17,6 +17,7 @@ class ServerArgs:
     host: str = option("127.0.0.1", "Address to listen at; 0.0.0.0 is every address of the machine.", group=LISTENING)
     port: int = option(8000, "Port to listen at; 0 takes a free one.", group=LISTENING, low=0, high=65535)
     uds: str | None = option(None, "Unix domain socket to listen at instead.", group=LISTENING)
+    grpc: bool = option(False, "Serve the engine over gRPC instead of HTTP.", group=LISTENING)
     root_path: str = option("", "Path prefix under which a proxy shows the server.", group=LISTENING)
     ssl_keyfile: str | None = option(None, "Private key of the server's certificate.", group=LISTENING)
     ssl_certfile: str | None = option(None, "Certificate of the server, with its chain.", group=LISTENING)
@@ -35,6 +36,9 @@ class ServerArgs:
 
     api_key: list[str] | str | None = option(
         None, "Keys of which a request must bring one. Default: OCTAVO_API_KEY, else open to all.", group=ACCESS
+    )
+    api_key_file: str | None = option(
+        None, "File of further keys, one a line; lines that begin with # hold none.", group=ACCESS
     )
     allowed_origins: list[str] = option([], "Web origins that browsers may call from (CORS); * is all.", group=ACCESS)
     allowed_methods: list[str] = option(["*"], "HTTP methods allowed to those origins.", group=ACCESS)

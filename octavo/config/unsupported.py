@@ -77,6 +77,10 @@ _REFUSED: tuple[tuple[str, str], ...] = (
         "kv_cache_dtype_skip_layers",
     ),
     (
+        "the scales of an 8-bit KV cache are the checkpoint's, or 1",
+        "calculate_kv_scales",
+    ),
+    (
         "prefixes are hashed in one way",
         "prefix_caching_hash_algo prefix_cache_retention_interval prefix_match_unit",
     ),
@@ -182,7 +186,7 @@ _REFUSED: tuple[tuple[str, str], ...] = (
     ),
     (
         "this route is not served",
-        "enable_tokenizer_info_endpoint enable_scale_out enable_offline_docs grpc",
+        "enable_tokenizer_info_endpoint enable_scale_out enable_offline_docs",
     ),
     (
         "the server sends no keep-alive comments; raise the proxy's idle timeout",

@@ -4,7 +4,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from octavo import envs
 from octavo.config.server_args import ServerArgs
 from octavo.errors import ConfigError
 from octavo.logger import hide_secrets
@@ -15,6 +14,7 @@ from octavo.server.anthropic.routes import ROUTES as ANTHROPIC_ROUTES
 from octavo.server.context import ServerContext
 from octavo.server.docs import docs_routes
 from octavo.server.engine_client import EngineClient
+from octavo.server.keys import KeyRing, api_keys
 from octavo.server.middleware import AccessLog, Admission, ApiKey, Errors, RootPath
 from octavo.server.openai.routes import ROUTES as OPENAI_ROUTES
 from octavo.server.output_formats import make_formats
@@ -42,7 +42,7 @@ class Application:
         app = Errors(Admission(app, context.activity, args.max_concurrency_per_key))
         if keys:
             hide_secrets(keys)
-            app = ApiKey(app, keys)
+            app = ApiKey(app, KeyRing(keys))
         if args.allowed_origins:
             app = CORSMiddleware(
                 app,
@@ -62,13 +62,6 @@ class Application:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self
         await self._app(scope, receive, send)
-
-
-def api_keys(args: ServerArgs) -> list[str]:
-    """The keys of the options, else the one of the environment; empty: the server is open."""
-    if args.api_key:
-        return [args.api_key] if isinstance(args.api_key, str) else list(args.api_key)
-    return [envs.OCTAVO_API_KEY] if envs.OCTAVO_API_KEY else []
 
 
 def build_app(engine: EngineClient, args: ServerArgs, stats: StatCollector | None = None) -> Application:
@@ -92,9 +85,9 @@ def build_app(engine: EngineClient, args: ServerArgs, stats: StatCollector | Non
     if args.responses_store_bytes:
         routes += STORE_ROUTES
     if args.enable_admin_routes:
+        routes += control.routes()
     if engine.config.profiler is not None:
         routes += profile.routes()
-        routes += control.routes()
     if not args.disable_fastapi_docs:
         routes += docs_routes()
     return Application(context, routes, http)

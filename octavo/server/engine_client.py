@@ -1,6 +1,6 @@
 """What the server asks of the engine: `AsyncLLM` offers it, and so does the double that tests use."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Protocol
 
 from octavo.config.engine import EngineConfig
@@ -33,6 +33,10 @@ class EngineClient(Protocol):
         """An asynchronous generator; closing it aborts the request. A wrong request raises ClientError at once."""
         ...
 
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End requests by id, unknown ones aside: their readers get a last output with finish reason `abort`."""
+        ...
+
     async def pause_generation(self, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
         """Start nothing new; ClientError when `mode` is not known."""
         ...
@@ -53,10 +57,6 @@ class EngineClient(Protocol):
         """False when requests are running, and nothing was forgotten."""
         ...
 
-    async def check_health(self) -> None:
-        """Raise EngineDeadError when the engine is gone or its loop has not been heard of for too long,
-        EngineAsleepError when it sleeps."""
-        ...
     async def start_profile(self) -> None:
         """ConflictError while a profile is being taken."""
         ...
@@ -65,3 +65,7 @@ class EngineClient(Protocol):
         """The files written; ConflictError without a profile."""
         ...
 
+    async def check_health(self) -> None:
+        """Raise EngineDeadError when the engine is gone or its loop has not been heard of for too long,
+        EngineAsleepError when it sleeps."""
+        ...

@@ -18,7 +18,7 @@ import stat
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import uvicorn
 
@@ -30,9 +30,13 @@ from octavo.errors import ConfigError, EngineAsleepError, EngineDeadError
 from octavo.logger import get_logger
 from octavo.metrics import StatCollector, StatLine
 from octavo.server.activity import Activity
-from octavo.server.app import api_keys, build_app
+from octavo.server.app import build_app
 from octavo.server.engine_client import EngineClient
 from octavo.server.http_protocol import http_protocol
+from octavo.server.keys import api_keys
+
+if TYPE_CHECKING:
+    from octavo.server.grpc.listener import GrpcServer
 
 logger = get_logger(__name__)
 
@@ -51,6 +55,8 @@ def run_server(engine_args: EngineArgs, args: ServerArgs, started: float | None 
     """
     started = time.monotonic() if started is None else started
     _check_tls(args)
+    if args.grpc:
+        _check_grpc(args)
     with bound_socket(args) as listener, _sigterm_interrupts():
         try:
             engine = AsyncLLM.from_engine_args(engine_args)
@@ -70,15 +76,22 @@ def _run(engine: AsyncLLM, args: ServerArgs, listener: socket.socket, started: f
     else:
         loop_factory = uvloop.new_event_loop
     _allow_open_files(args.max_connections + RESERVED_FILES)
-    app = build_app(engine, args, _count(engine))
+    address = listener.getsockname()
+    stats = _count(engine)
 
     def on_started() -> None:
         _report_start(engine.report, time.monotonic() - started)
-        _announce(args, listener)
+        _announce(args, address)
 
-    server = make_server(app, args, on_started)
+    server: Server
+    if args.grpc:
+        server = _grpc_server(engine, args, stats, on_started)
+        activity = server.activity
+    else:
+        app = build_app(engine, args, stats)
+        server, activity = make_server(app, args, on_started), app.context.activity
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        return runner.run(serve(server, listener, engine, app.context.activity, args.shutdown_timeout))
+        return runner.run(serve(server, listener, engine, activity, args.shutdown_timeout))
 
 
 def _allow_open_files(wanted: int) -> None:
@@ -112,8 +125,25 @@ def _report_start(report: StartReport, seconds: float) -> None:
     logger.info("ready after %.2f s%s, the rest imports and processes", seconds, phases)
 
 
+def _grpc_server(
+    engine: AsyncLLM, args: ServerArgs, stats: StatCollector | None, on_started: Callable[[], None]
+) -> "GrpcServer":
+    from octavo.server.grpc.listener import GrpcServer
+
+    return GrpcServer(engine, args, stats, on_started)
+
+
+class Server(Protocol):
+    """What listens: it serves until it should exit."""
+
+    should_exit: bool
+    force_exit: bool
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None: ...
+
+
 async def serve(
-    server: "_QuietServer",
+    server: Server,
     listener: socket.socket,
     engine: EngineClient,
     activity: Activity,
@@ -235,6 +265,15 @@ def _check_tls(args: ServerArgs) -> None:
         raise ConfigError(f"the TLS files cannot be used: {error}.", param="ssl_certfile") from None
 
 
+def _check_grpc(args: ServerArgs) -> None:
+    """Refuse what the gRPC server cannot do before a model is loaded for nothing."""
+    try:
+        from octavo.server.grpc.listener import check_args
+    except ImportError as error:
+        raise ConfigError(f"grpc needs the packages of octavo[grpc] ({error}).", param="grpc") from None
+    check_args(args)
+
+
 @contextlib.contextmanager
 def bound_socket(args: ServerArgs) -> Iterator[socket.socket]:
     """The address of the options, taken but not listening yet; a socket file is removed at the end."""
@@ -294,13 +333,13 @@ def _remove_stale(path: str) -> None:
             raise ConfigError(f"another server listens on {path}; choose another --uds, or stop it.", param="uds")
 
 
-def _announce(args: ServerArgs, listener: socket.socket) -> None:
+def _announce(args: ServerArgs, address: Any) -> None:
     """Say where the server is, and warn when everybody who can reach it may use it."""
     if args.uds:
         logger.info("serving on unix:%s", args.uds)
         return
-    host, port = listener.getsockname()[:2]
-    scheme = "https" if args.ssl_certfile else "http"
+    host, port = address[:2]
+    scheme = ("grpc" if args.grpc else "http") + ("s" if args.ssl_certfile else "")
     shown = f"[{host}]" if ":" in host else host
     logger.info("serving on %s://%s:%d", scheme, shown, port)
     if not ipaddress.ip_address(host).is_loopback and not api_keys(args):

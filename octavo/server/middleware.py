@@ -12,8 +12,6 @@ The public list is compared with the very path that the router matches, so no sp
 percent-encoding, root path) can be public for the one and private for the other.
 """
 
-import hashlib
-import hmac
 import re
 import time
 import uuid
@@ -28,6 +26,7 @@ from octavo.server.activity import Activity
 from octavo.server.answers import ClientGoneError
 from octavo.server.anthropic.errors import encode_problem, is_anthropic
 from octavo.server.errors import HttpError, Problem, describe
+from octavo.server.keys import KeyRing
 
 logger = get_logger(__name__)
 access_logger = get_logger("octavo.access")
@@ -127,14 +126,17 @@ class AccessLog:
 class ApiKey:
     """Ask for one of the keys, as `Authorization: Bearer` or `X-API-Key`, on every path that is not public."""
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str]):
+    def __init__(self, app: ASGIApp, keys: KeyRing):
         self.app = app
-        self.digests = [_digest(key) for key in keys]
+        self.keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket") or scope["path"] in PUBLIC_PATHS:
             await self.app(scope, receive, send)
-        elif (key := self._matching_key(scope)) is not None:
+            return
+        headers = Headers(scope=scope)
+        key = self.keys.match(headers.get("authorization", ""), headers.get("x-api-key", ""))
+        if key is not None:
             scope.setdefault("state", {})["api_key"] = key
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -147,23 +149,6 @@ class ApiKey:
                 headers={"www-authenticate": "Bearer"},
             )
             await send_problem(describe(error), scope, send)
-
-    def _matching_key(self, scope: Scope) -> int | None:
-        """Which of the keys the request brings."""
-        headers = Headers(scope=scope)
-        scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        given = [
-            _digest(key.strip()) for key in (bearer if scheme.lower() == "bearer" else "", headers.get("x-api-key", ""))
-        ]
-        # Digests have one length, and every key is compared: the time taken tells nothing about the keys.
-        matches = [
-            hmac.compare_digest(given[0], digest) | hmac.compare_digest(given[1], digest) for digest in self.digests
-        ]
-        return matches.index(True) if any(matches) else None
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
 
 
 class Errors:

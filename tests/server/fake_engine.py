@@ -94,6 +94,7 @@ class FakeEngine:
         self.idle = asyncio.Event()
         self.running: list[str] = []
         self.aborted: list[str] = []
+        self.to_abort: set[str] = set()
         self.params: list[SamplingParams] = []
         self.prompts: list[list[int]] = []
         self.salts: list[str | None] = []
@@ -103,8 +104,8 @@ class FakeEngine:
         self.paused = False
         self.sleeps: list[tuple[int, str]] = []  # (level, mode) of each sleep
         self.asleep: list[str] = []
-
         self.profiling = False
+
     @property
     def errored(self) -> bool:
         return self.dead
@@ -120,6 +121,11 @@ class FakeEngine:
             raise EngineDeadError("the engine core is gone.")
         if self.asleep:
             raise EngineAsleepError("the engine sleeps.")
+
+    async def abort(self, request_ids: list[str]) -> None:
+        """They end with their next output."""
+        self.to_abort.update(request_ids)
+        self.release.set()
 
     async def pause_generation(self, mode: str = "abort", clear_cache: bool = True) -> None:
         if mode not in ("abort", "wait", "keep"):
@@ -145,12 +151,6 @@ class FakeEngine:
     async def is_sleeping(self) -> bool:
         return bool(self.asleep)
 
-    async def reset_prefix_cache(self) -> bool:
-        return not self.running
-
-    async def generate(
-        self, prompt: PromptType, sampling_params: SamplingParams, request_id: str, *, priority: int = 0
-    ) -> AsyncGenerator[RequestOutput, None]:
     async def start_profile(self) -> None:
         if self.profiling:
             raise ConflictError("a profile is being taken already.")
@@ -162,6 +162,12 @@ class FakeEngine:
         self.profiling = False
         return ["/traces/one.json"]
 
+    async def reset_prefix_cache(self) -> bool:
+        return not self.running
+
+    async def generate(
+        self, prompt: PromptType, sampling_params: SamplingParams, request_id: str, *, priority: int = 0
+    ) -> AsyncGenerator[RequestOutput, None]:
         assert isinstance(prompt, dict) and "prompt_token_ids" in prompt
         token_ids = prompt["prompt_token_ids"]
         self._admit(token_ids, sampling_params)
@@ -175,6 +181,10 @@ class FakeEngine:
             step = -1
             async for outputs in self._steps(token_ids, sampling_params):
                 step += 1
+                if request_id in self.to_abort:
+                    ends = [CompletionOutput(i, "", [], finish_reason="abort") for i in range(sampling_params.n)]
+                    yield self._output(request_id, prompt, sampling_params, ends)
+                    return
                 finished = all(output.finished() for output in outputs) if len(outputs) == sampling_params.n else False
                 output = self._output(request_id, prompt, sampling_params, outputs)
                 if step != self.scores_at and sampling_params.output_kind is RequestOutputKind.DELTA:

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 import octavo
+from octavo.errors import ConfigError
 from octavo.server.middleware import PUBLIC_PATHS
 from tests.server.fake_engine import FakeEngine
 from tests.server.http import chat_body, client_of, error_of, make_app, strict_json
@@ -58,6 +59,21 @@ async def test_key_of_the_environment(monkeypatch):
         assert (await client.get("/v1/models", headers=KEY)).status_code == 200
     async with client_of(api_key="mine") as client:
         error_of(await client.get("/v1/models", headers=KEY), 401)
+
+
+async def test_keys_of_a_file_and_by_either_header(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("# of the team\nfirst\n\n  second  \n")
+    async with client_of(api_key="mine", api_key_file=str(path)) as client:
+        for key in ("mine", "first", "second"):
+            for headers in ({"authorization": f"Bearer {key}"}, {"x-api-key": key}):
+                assert (await client.get("/v1/models", headers=headers)).status_code == 200
+        for headers in ({"x-api-key": ""}, {"x-api-key": "# of the team"}, {"authorization": "Bearer "}):
+            error_of(await client.get("/v1/models", headers=headers), 401)
+    path.write_text("# none\n")
+    for wrong in ({"api_key_file": str(path)}, {"api_key_file": str(tmp_path / "none")}, {"api_key": ["a", ""]}):
+        with pytest.raises(ConfigError):
+            make_app(**wrong)
 
 
 async def test_websocket_needs_the_key_too():

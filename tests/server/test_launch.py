@@ -197,7 +197,7 @@ def test_warning_when_open_to_others(host, key, warns, caplog):
     """FC-174."""
     args = ServerArgs(host=host, api_key=key, port=0)
     with bound_socket(args) as listener, caplog.at_level("INFO"):
-        _announce(args, listener)
+        _announce(args, listener.getsockname())
     assert ("--api-key" in caplog.text) == warns
     assert str(listener.getsockname()[1] if listener.fileno() >= 0 else "") in caplog.text
 

@@ -52,7 +52,7 @@ def start(model: Path, *options: str) -> Server:
     assert process.stderr is not None
     for line in process.stderr:
         lines.append(line)
-        if found := re.search(r"serving on (http://\S+)", line):
+        if found := re.search(r"serving on ((?:http|grpc)://\S+)", line):
             reader = threading.Thread(target=process.stderr.read, daemon=True)
             reader.start()
             return Server(process, found[1], reader)
