@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+
 from octavo import plugins
 from octavo.config.engine import ModelConfig
 from octavo.config.server_args import ServerArgs
@@ -94,6 +96,7 @@ class OutputFormats:
 
     def __init__(self, args: ServerArgs, model: ModelConfig, tokenizer: Tokenizer | None):
         self._tokenizer = tokenizer
+        self._closed_section: ReasoningSection | None = None  # made when first needed
         tool_rows, reasoning_rows = _known_rows(args.tool_parser_plugin)
         templates = "" if tokenizer is None else "\n".join(tokenizer.info.chat_templates.values())
         self.tools = _choose(
@@ -193,9 +196,19 @@ class OutputFormats:
     def _section(self, row: ReasoningFormat, is_open: bool) -> ReasoningSection | None:
         if self._tokenizer is None:
             return None
-        start, end = row.starts[0], row.ends[0]
-        start_ids, end_ids = (self._tokenizer.encode(mark, add_special_tokens=False) for mark in (start, end))
-        return ReasoningSection(is_open, start, end, start_ids, end_ids)
+        if self._closed_section is None:
+            start, end = row.starts[0], row.ends[0]
+            start_ids, end_ids = (self._tokenizer.encode(mark, add_special_tokens=False) for mark in (start, end))
+            closing_ids = self._tokens_beginning_like(end_ids[-1]) if len(end_ids) > 1 else []
+            self._closed_section = ReasoningSection(False, start, end, start_ids, end_ids, closing_ids)
+        return msgspec.structs.replace(self._closed_section, is_open=is_open)
+
+    def _tokens_beginning_like(self, token_id: int) -> list[int]:
+        """The token first, then every other one that begins with its text."""
+        assert self._tokenizer is not None
+        text = self._tokenizer.token_text(token_id)
+        others = (other for other in range(len(self._tokenizer)) if self._tokenizer.token_text(other).startswith(text))
+        return [token_id, *(other for other in others if other != token_id)]
 
     def _shown_ids(self, has_tools: bool) -> list[int]:
         """The special tokens that occur in the marks of the formats in use."""

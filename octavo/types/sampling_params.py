@@ -35,7 +35,8 @@ class ReasoningSection(msgspec.Struct, array_like=True, omit_defaults=True):
 
     The section is open from the first token on, or opened by `start`; the first `end` behind that closes it for good. A
     mark that is no token of its own may run into its neighbours (`>` and a newline can be one token): to find one, look at
-    the text of the tokens; `end_token_ids` are for writing it.
+    the text of the tokens; `end_token_ids` are for writing it. `closing_token_ids` may stand for the last of them: tokens
+    that begin with its text.
     """
 
     is_open: bool  # the answer begins inside the section
@@ -43,6 +44,7 @@ class ReasoningSection(msgspec.Struct, array_like=True, omit_defaults=True):
     end: str
     start_token_ids: list[int]
     end_token_ids: list[int]
+    closing_token_ids: list[int] = []
 
 
 def _bad(name: str, value: Any, want: str) -> ClientError:

@@ -20,6 +20,7 @@ from octavo.types.step import ModelRunnerOutput, NewRow
 from octavo.worker.logits_processors import LogitsProcessor, ProcessorChain, ProcessorStep
 from octavo.worker.row_params import RowParams
 from octavo.worker.rows import upload
+from octavo.worker.thinking_budget import ThinkingBudget
 
 NO_TOKEN_ERROR = (
     "the model's logits for this request hold no finite maximum: they are NaN, or every token is forbidden."
@@ -116,7 +117,10 @@ class Sampler:
                 "seed": (torch.int64, 0),
             },
         )
-        self.chain = ProcessorChain.builtin(num_rows, vocab_size, device, processors)
+        # A budget has the last word: the token that it forces stands, whatever the others make of it.
+        self.chain = ProcessorChain.builtin(
+            num_rows, vocab_size, device, [*processors, ThinkingBudget(num_rows, device)]
+        )
         self._random_rows: set[int] = set()
         self._filtered_rows: set[int] = set()
         self._logprob_rows: dict[int, int] = {}  # row -> number of top tokens
