@@ -27,6 +27,7 @@ from octavo.types.sampling_params import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
 )
+from octavo.types.structured_outputs import MAX_CHOICES, MAX_CONSTRAINT_BYTES
 
 BODIES = {
     "POST /v1/completions": CompletionRequest,
@@ -42,6 +43,7 @@ _MESSAGES, _COUNT = "POST /v1/messages", "POST /v1/messages/count_tokens"
 _SWITCH = "true or false"
 _TOKENS_OF_CONTEXT = f"{MAX_TOKEN_CHARACTERS} characters a token of the context, and what fits as tokens"
 _IDS = "in the vocabulary"
+_CONSTRAINT = f"{MAX_CONSTRAINT_BYTES} characters"
 
 # By field; where a field means something else on one route, by (route, field).
 FIELDS: dict[str | tuple[str, str], str] = {
@@ -72,6 +74,13 @@ FIELDS: dict[str | tuple[str, str], str] = {
     "stream_interval": f"1 to {INT32_MAX}",
     "allowed_token_ids": f"as many as the vocabulary has, {_IDS}",
     "bad_words": f"{MAX_BAD_WORDS} strings of 1 to {MAX_CHARACTERS} characters, {MAX_BAD_WORDS_TOKENS} tokens in all",
+    "response_format": f"text, json_object, json_schema or structural_tag; {_CONSTRAINT}",
+    "structured_outputs": _CONSTRAINT,
+    "guided_json": _CONSTRAINT,
+    "guided_regex": _CONSTRAINT,
+    "guided_choice": f"{MAX_CHOICES} texts; {_CONSTRAINT}",
+    "guided_grammar": _CONSTRAINT,
+    "guided_whitespace_pattern": "a regular expression",
     "logit_bias": f"{MAX_LOGIT_BIAS} entries, {_IDS}, -100 to 100",
     "stream": _SWITCH,
     "stream_options": "include_usage and continuous_usage_stats, true or false",

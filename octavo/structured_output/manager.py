@@ -15,7 +15,6 @@ from octavo.errors import ClientError, OctavoError, RequestFailedError
 from octavo.logger import get_logger
 from octavo.structured_output.constraint import Constraint, make_constraint
 from octavo.structured_output.grammar import Backend, CompiledGrammar, Masks
-from octavo.structured_output.marker import Marker
 from octavo.structured_output.request_grammar import RequestGrammar
 from octavo.structured_output.vocabulary import Vocabulary
 from octavo.types.request import EngineRequest
@@ -94,18 +93,17 @@ class GrammarManager:
             self._masks = np.zeros((self._max_num_seqs, self._vocabulary.num_words), dtype=np.int32)
         by_backend: dict[Backend, list[int]] = {}
         for row, grammar in enumerate(grammars):
-            if grammar.has_begun:
+            if grammar.needs_mask:
                 by_backend.setdefault(grammar.backend, []).append(row)
-            else:
-                grammar.fill_free(self._masks[row])
         for backend, rows in by_backend.items():
             errors = backend.fill([grammars[row].grammar for row in rows], self._masks, rows)
-            for index, row in enumerate(rows):
-                if index in errors:
-                    grammars[row].error = f"its grammar cannot be followed any further: {errors[index]}"
-                    self._masks[row] = 0
-                else:
-                    grammars[row].allow_ends(self._masks[row])
+            for index, message in errors.items():
+                grammars[rows[index]].error = f"its grammar cannot be followed any further: {message}"
+        for row, grammar in enumerate(grammars):
+            if grammar.error is None:
+                grammar.complete_mask(self._masks[row])
+            else:
+                self._masks[row] = 0
         return self._masks[: len(grammars)]
 
     def shutdown(self) -> None:
@@ -120,11 +118,8 @@ class GrammarManager:
         vocabulary = self._get_vocabulary()
         backend, compiled = self._compile(make_constraint(params.structured_outputs))
         ends = [*(() if params.ignore_eos else request.eos_token_ids), *(params.stop_token_ids or ())]
-        starts_after = params.structured_outputs.starts_after
-        marker = None if starts_after is None else Marker(starts_after, vocabulary)
-        if marker is not None:
-            list(marker.overrunning())  # the slow first look at the vocabulary belongs here
-        grammar = RequestGrammar(backend, compiled.start(), vocabulary, ends, marker)
+        section = None if self._config.enable_in_reasoning else params.reasoning
+        grammar = RequestGrammar(backend, compiled.start(), vocabulary, ends, section)
         grammar.follow(request.output_token_ids)  # of a request that goes on after a restart
         return grammar
 

@@ -1,9 +1,9 @@
 """`RequestGrammar`: where one request stands in its grammar, and what it may sample next.
 
-    free text … </think>│ text under the grammar                  │ end
-                        └ `starts_after`; without it, at once     └ nothing more may follow: the scheduler ends the request
+    reasoning (prelude) │ text under the grammar │ end
 
-End tokens belong to no grammar: they are allowed exactly where the text may end.
+End tokens belong to no grammar: they are allowed exactly where the text may end. Where it must end, the scheduler ends
+the request without one.
 """
 
 from collections.abc import Sequence
@@ -11,12 +11,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from octavo.structured_output.grammar import Backend, Grammar, GrammarError, Masks
-from octavo.structured_output.marker import Marker
+from octavo.structured_output.prelude import Prelude
 from octavo.structured_output.vocabulary import Vocabulary
+from octavo.types.sampling_params import ReasoningSection
 
 
 class RequestGrammar:
-    """`end_token_ids` end this request where the grammar lets them; `marker`: the text behind which the grammar begins."""
+    """`end_token_ids` end this request where the grammar lets them."""
 
     def __init__(
         self,
@@ -24,20 +25,24 @@ class RequestGrammar:
         grammar: Grammar,
         vocabulary: Vocabulary,
         end_token_ids: Sequence[int],
-        marker: Marker | None = None,
+        section: ReasoningSection | None = None,
     ):
         self.backend = backend
         self.grammar = grammar
         self.is_terminated = False  # nothing more may follow
         self.error: str | None = None  # set when no mask could be made
-        self._marker = marker
         self._no_ends = ~_bits(vocabulary.end_token_ids, vocabulary.num_words)
         self._ends = _bits(end_token_ids, vocabulary.num_words)
+        self._prelude: Prelude | None = None
+        if section is not None:
+            first = np.zeros((1, vocabulary.num_words), dtype=np.int32)
+            backend.fill([grammar], first, [0])
+            self._prelude = Prelude(section, vocabulary, first[0])
 
     @property
-    def has_begun(self) -> bool:
-        """Whether the text before the grammar is over."""
-        return self._marker is None
+    def needs_mask(self) -> bool:
+        """Whether the grammar has to fill a mask before `complete_mask` sees it."""
+        return self._prelude is None or self._prelude.is_over or self._prelude.is_choice
 
     def follow(self, token_ids: Sequence[int]) -> int:
         """Go on by sampled tokens, none of them an end token. Returns how many count: the text may be over before.
@@ -47,24 +52,21 @@ class RequestGrammar:
         for count, token_id in enumerate(token_ids):
             if self.is_terminated:
                 return count
-            if self._marker is not None:
-                if self._marker.feed(token_id):
-                    self._marker = None
-            elif not self.grammar.accept(token_id):
+            if self._prelude is not None and self._prelude.feed(token_id):
+                continue
+            if not self.grammar.accept(token_id):
                 raise GrammarError(self.error or f"token {token_id} does not follow the grammar")
-            else:
-                self.is_terminated = self.grammar.is_terminated
+            self.is_terminated = self.grammar.is_terminated
         return len(token_ids)
 
-    def fill_free(self, mask: Masks) -> None:
-        """Before the grammar begins: allow anything but an end, or a token that goes on behind the beginning."""
-        assert self._marker is not None
-        mask[:] = self._no_ends
-        for token_id in self._marker.overrunning():
-            mask[token_id // 32] &= ~np.uint32(1 << token_id % 32).view(np.int32)
+    def complete_mask(self, mask: Masks) -> None:
+        """Make what the grammar has filled (if `needs_mask`) the mask of the next token."""
+        if self.needs_mask:
+            self._put_ends(mask)
+        if self._prelude is not None and not self._prelude.is_over:
+            self._prelude.fill(mask, self._no_ends)
 
-    def allow_ends(self, mask: Masks) -> None:
-        """Put the end tokens right in a mask that the grammar has filled."""
+    def _put_ends(self, mask: Masks) -> None:
         mask &= self._no_ends
         if self.grammar.is_accepting:
             if not mask.any():

@@ -8,7 +8,6 @@ from octavo.errors import ClientError
 
 MAX_CHOICES = 1024
 MAX_CONSTRAINT_BYTES = 1 << 18  # of a schema, pattern or grammar
-MAX_STARTS_AFTER = 16
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 # Options -> the kinds they mean something to.
@@ -34,9 +33,6 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True):
     disable_any_whitespace: bool = False  # compact JSON
     disable_additional_properties: bool = False  # where the schema does not speak of them
     whitespace_pattern: str | None = None  # between the tokens of JSON, instead of a bounded default
-    # The constraint begins behind the first of these texts that the answer holds (the end of a reasoning section);
-    # until then the text is free, and may not end. None: it begins at once.
-    starts_after: list[str] | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in KINDS if getattr(self, name) is not None]
@@ -57,7 +53,6 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True):
                 raise _bad(f"{option} has no meaning with {kind}; it goes with {' or '.join(kinds)}.")
         if self.disable_any_whitespace and self.whitespace_pattern is not None:
             raise _bad("disable_any_whitespace and whitespace_pattern exclude each other; keep one of them.")
-        self._check_starts_after()
 
     @property
     def kind(self) -> str:
@@ -88,15 +83,6 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True):
             raise _bad("choice holds an empty text, which cannot be an answer; leave it out.")
         if sum(map(len, choice)) > MAX_CONSTRAINT_BYTES:
             raise _bad(f"choice has more than {MAX_CONSTRAINT_BYTES} characters.")
-
-    def _check_starts_after(self) -> None:
-        texts = self.starts_after
-        if texts is None:
-            return
-        if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
-            raise _bad("starts_after must be a list of texts that are not empty.")
-        if not 1 <= len(texts) <= MAX_STARTS_AFTER:
-            raise _bad(f"starts_after holds {len(texts)} texts; give 1 to {MAX_STARTS_AFTER}, or null.")
 
 
 def _bad(message: str) -> ClientError:

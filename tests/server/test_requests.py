@@ -154,10 +154,7 @@ async def test_values_at_the_border(fields):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("response_format", {"type": "json_object"}),
-        ("response_format", {"type": "xml"}),
-        ("structured_outputs", {"regex": "a"}),
-        ("guided_json", {"type": "object"}),
+        ("guided_decoding_backend", "xgrammar"),
         ("prompt_embeds", "AAAA"),
         ("kv_transfer_params", {"x": 1}),
         ("best_of", 2),

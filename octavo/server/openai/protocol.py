@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from octavo.errors import ClientError
+from octavo.server.constraints import read_constraint
 from octavo.server.tools import read_tool_use
 from octavo.types.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
@@ -24,12 +25,7 @@ DEFAULT_COMPLETION_TOKENS = 16
 NOT_YET: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": ({},),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
+    "guided_decoding_backend": (),
     "prompt_embeds": (),
     "suffix": ("",),
     "best_of": (1,),
@@ -94,6 +90,12 @@ _NOT_WITH_BEAMS: dict[str, Any] = {
     "allowed_token_ids": None,
     "bad_words": [],
     "logit_bias": {},
+    "response_format": {"type": "text"},
+    "structured_outputs": {},
+    "guided_json": None,
+    "guided_regex": None,
+    "guided_choice": None,
+    "guided_grammar": None,
     "vllm_xargs": {},
 }
 
@@ -158,6 +160,13 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     user: str | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None  # of beam search
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
     vllm_xargs: dict[str, Any] | None = None  # for custom logits processors
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -211,6 +220,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
             values["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
         if self.vllm_xargs:
             values["extra_args"] = self.vllm_xargs
+        values["structured_outputs"] = read_constraint(self)
         values["max_tokens"] = self._limit(defaults)
         values["logprobs"] = self._logprobs(max_logprobs)
         values["output_kind"] = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
