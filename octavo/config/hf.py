@@ -21,6 +21,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "num_attention_heads": ("n_head", "num_heads", "n_heads"),
     "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length"),
     "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
+    "num_experts_per_tok": ("moe_topk", "moe_k"),
     "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
 }
 
@@ -110,6 +111,11 @@ class HFConfig:
     def num_experts(self) -> int:
         """Routed experts of a mixture; 0 for dense models."""
         return int(self.get("num_experts", 0))
+
+    @property
+    def num_experts_per_token(self) -> int:
+        """Experts a router chooses for a token."""
+        return int(self.require("num_experts_per_tok"))
 
     @property
     def vocab_size(self) -> int:

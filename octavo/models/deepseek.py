@@ -11,7 +11,6 @@ from octavo.config.hf import HFConfig
 from octavo.errors import ConfigError
 from octavo.layers.attention.mla import LatentAttention
 from octavo.layers.linear import Linear, RowLinear
-from octavo.layers.mlp import GATED_ACTIVATIONS
 from octavo.layers.moe.experts import STACKED_RENAMES, expert_packing
 from octavo.layers.moe.layer import MoE, Routing
 from octavo.layers.norm import RMSNorm
@@ -26,6 +25,12 @@ def attention_scale(cfg: HFConfig, head_dim: int) -> float:
     if rope["rope_type"] == "yarn" and rope.get("mscale_all_dim"):
         scale *= yarn_mscale(rope["factor"], rope["mscale_all_dim"]) ** 2
     return scale
+
+
+def draft_layers(cfg: HFConfig) -> list[str]:
+    """Patterns of the tensors of layers that draft further tokens, which stand after the last."""
+    drafting = range(cfg.num_layers, cfg.num_layers + int(cfg.get("num_nextn_predict_layers", 0)))
+    return [rf"^model\.layers\.{i}\." for i in drafting]
 
 
 class DeepseekAttention(nn.Module):
@@ -54,23 +59,15 @@ class DeepseekAttention(nn.Module):
 
 
 class DeepseekLayer(LlamaLayer):
-    attention_class = DeepseekAttention
+    attention_class: type[nn.Module] = DeepseekAttention
 
     def make_mlp(self, cfg: HFConfig, index: int) -> nn.Module:
         kinds = cfg.get("mlp_layer_types")
         is_dense = index < cfg.get("first_k_dense_replace", 0) if kinds is None else kinds[index] == "dense"
         if is_dense or not cfg.num_experts:
             return super().make_mlp(cfg, index)
-        width = int(cfg.require("moe_intermediate_size"))
-        return MoE(
-            cfg.hidden_size,
-            width,
-            cfg.num_experts,
-            cfg.choose("hidden_act", list(GATED_ACTIVATIONS), "silu"),
-            self.routing(cfg),
-            choice_bias=self.has_choice_bias,
-            shared_width=width * int(cfg.get("n_shared_experts", 0)),
-        )
+        shared_width = int(cfg.require("moe_intermediate_size")) * int(cfg.get("n_shared_experts", 0))
+        return MoE.of(cfg, self.routing(cfg), choice_bias=self.has_choice_bias, shared_width=shared_width)
 
     has_choice_bias = True
 
@@ -78,7 +75,7 @@ class DeepseekLayer(LlamaLayer):
     def routing(cfg: HFConfig) -> Routing:
         """V3's."""
         return Routing(
-            int(cfg.require("num_experts_per_tok")),
+            cfg.num_experts_per_token,
             cfg.choose("scoring_func", ["sigmoid"], "sigmoid"),
             bool(cfg.get("norm_topk_prob", True)),
             float(cfg.get("routed_scaling_factor", 1.0)),
@@ -95,7 +92,7 @@ class DeepseekV2Layer(DeepseekLayer):
     def routing(cfg: HFConfig) -> Routing:
         in_groups = cfg.choose("topk_method", ["greedy", "group_limited_greedy"], "greedy") != "greedy"
         return Routing(
-            int(cfg.require("num_experts_per_tok")),
+            cfg.num_experts_per_token,
             cfg.choose("scoring_func", ["softmax"], "softmax"),
             cfg.choose("norm_topk_prob", [False], False),
             float(cfg.get("routed_scaling_factor", 1.0)),
@@ -116,8 +113,7 @@ class DeepseekV3ForCausalLM(LlamaForCausalLM):
             "q_kv_a_proj": (q_name, "kv_a_proj_with_mqa"),
             **expert_packing(cfg.num_experts),
         }
-        drafting = range(cfg.num_layers, cfg.num_layers + int(cfg.get("num_nextn_predict_layers", 0)))
-        self.ignored = (*LlamaForCausalLM.ignored, *(rf"^model\.layers\.{i}\." for i in drafting))
+        self.ignored = (*LlamaForCausalLM.ignored, *draft_layers(cfg))
 
     @staticmethod
     def make_rope(cfg: HFConfig) -> Rope:

@@ -35,12 +35,16 @@ def layer_window(cfg: HFConfig, index: int) -> int | None:
     return window
 
 
+# Whose `attention_bias` speaks of q, k and v alone.
+NO_OUTPUT_BIAS = ("qwen2", "qwen2_moe", "glm4_moe")
+
+
 class LlamaAttention(nn.Module):
     def __init__(self, cfg: HFConfig, index: int, rope: Rope):
         super().__init__()
-        is_qwen2 = cfg.model_type in ("qwen2", "qwen2_moe")
-        qkv_bias = bool(cfg.get("qkv_bias", True) if is_qwen2 else cfg.get("attention_bias", False))
-        output_bias = bool(cfg.get("attention_bias", False)) and not is_qwen2
+        bias = bool(cfg.get("attention_bias", cfg.get("use_bias", False)))
+        qkv_bias = bool(cfg.get("qkv_bias", True)) if cfg.model_type in ("qwen2", "qwen2_moe") else bias
+        output_bias = bias and cfg.model_type not in NO_OUTPUT_BIAS
         self.qkv_proj = QKVLinear(cfg.hidden_size, cfg.head_dim, cfg.num_heads, cfg.num_kv_heads, bias=qkv_bias)
         self.o_proj = RowLinear(cfg.num_heads * cfg.head_dim, cfg.hidden_size, bias=output_bias)
         self.q_norm: RMSNorm | None = None
@@ -78,7 +82,9 @@ class LlamaLayer(nn.Module):
     def make_mlp(self, cfg: HFConfig, index: int) -> nn.Module:
         """What comes after attention; mixture-of-experts models put theirs here."""
         activation = cfg.choose("hidden_act", list(GATED_ACTIVATIONS), "silu")
-        return GatedMLP(cfg.hidden_size, cfg.intermediate_size, activation, bool(cfg.get("mlp_bias", False)))
+        return GatedMLP(
+            cfg.hidden_size, cfg.intermediate_size, activation, bool(cfg.get("mlp_bias", cfg.get("use_bias", False)))
+        )
 
     def forward(self, positions, x):
         x = self.self_attn(positions, x, self.input_layernorm, x, self.residual_scale)

@@ -1,9 +1,8 @@
-"""Mixtral: Mistral whose layers have experts in place of the MLP."""
+"""Mixtral: Mistral whose layers have experts in place of the MLP; Granite-MoE: Granite, the same way."""
 
 from torch import nn
 
 from octavo.config.hf import HFConfig
-from octavo.layers.mlp import GATED_ACTIVATIONS
 from octavo.layers.moe.experts import STACKED_RENAMES, expert_packing
 from octavo.layers.moe.layer import MoE, Routing
 from octavo.models.llama import LlamaForCausalLM, LlamaLayer
@@ -11,9 +10,7 @@ from octavo.models.llama import LlamaForCausalLM, LlamaLayer
 
 class MixtralLayer(LlamaLayer):
     def make_mlp(self, cfg: HFConfig, index: int) -> nn.Module:
-        activation = cfg.choose("hidden_act", list(GATED_ACTIVATIONS), "silu")
-        routing = Routing(int(cfg.require("num_experts_per_tok")), renormalize=True)
-        return MoE(cfg.hidden_size, cfg.intermediate_size, cfg.num_experts, activation, routing)
+        return MoE.of(cfg, Routing(cfg.num_experts_per_token, renormalize=True), "intermediate_size")
 
 
 class MixtralForCausalLM(LlamaForCausalLM):
@@ -23,3 +20,13 @@ class MixtralForCausalLM(LlamaForCausalLM):
     def __init__(self, cfg: HFConfig):
         super().__init__(cfg)
         self.packing = {**LlamaForCausalLM.packing, **expert_packing(cfg.num_experts, "w1", "w3", "w2")}
+
+
+class GraniteMoeForCausalLM(MixtralForCausalLM):
+    # Its checkpoints stack the experts, under names of their own.
+    renames = {
+        r"\.block_sparse_moe\.router\.(layer\.)?": ".mlp.gate.",
+        r"\.block_sparse_moe\.input_linear\.weight$": ".mlp.experts.gate_up_proj",
+        r"\.block_sparse_moe\.output_linear\.weight$": ".mlp.experts.down_proj",
+        **MixtralForCausalLM.renames,
+    }

@@ -6,7 +6,6 @@ Qwen2-MoE has a shared expert beside them, weighed by a gate of its own.
 from torch import nn
 
 from octavo.config.hf import HFConfig
-from octavo.layers.mlp import GATED_ACTIVATIONS
 from octavo.layers.moe.experts import STACKED_RENAMES, expert_packing
 from octavo.layers.moe.layer import MoE, Routing
 from octavo.models.llama import LlamaForCausalLM, LlamaLayer
@@ -18,16 +17,9 @@ def qwen_mlp(layer: LlamaLayer, cfg: HFConfig, index: int) -> nn.Module:
     is_sparse = index not in (cfg.get("mlp_only_layers") or []) and (index + 1) % cfg.get("decoder_sparse_step", 1) == 0
     if not cfg.num_experts or not is_sparse:
         return LlamaLayer.make_mlp(layer, cfg, index)
+    routing = Routing(cfg.num_experts_per_token, renormalize=bool(cfg.get("norm_topk_prob", False)))
     shared_width = int(cfg.get("shared_expert_intermediate_size", 0))
-    return MoE(
-        cfg.hidden_size,
-        int(cfg.require("moe_intermediate_size")),
-        cfg.num_experts,
-        cfg.choose("hidden_act", list(GATED_ACTIVATIONS), "silu"),
-        Routing(int(cfg.require("num_experts_per_tok")), renormalize=bool(cfg.get("norm_topk_prob", False))),
-        shared_width=shared_width,
-        gate_shared=shared_width > 0,
-    )
+    return MoE.of(cfg, routing, shared_width=shared_width, gate_shared=shared_width > 0)
 
 
 class Qwen2MoeLayer(LlamaLayer):

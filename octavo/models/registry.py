@@ -14,6 +14,12 @@ NATIVE: dict[str, tuple[str, str]] = {
     "Qwen2MoeForCausalLM": ("qwen_moe", "Qwen2MoeForCausalLM"),
     "Qwen3MoeForCausalLM": ("qwen_moe", "Qwen3MoeForCausalLM"),
     "MixtralForCausalLM": ("mixtral", "MixtralForCausalLM"),
+    "GraniteMoeForCausalLM": ("mixtral", "GraniteMoeForCausalLM"),
+    "GptOssForCausalLM": ("gpt_oss", "GptOssForCausalLM"),
+    "Ernie4_5ForCausalLM": ("ernie", "Ernie45ForCausalLM"),
+    "Ernie4_5_MoeForCausalLM": ("ernie", "Ernie45MoeForCausalLM"),
+    "Glm4MoeForCausalLM": ("glm4_moe", "Glm4MoeForCausalLM"),
+    "Dots1ForCausalLM": ("glm4_moe", "Glm4MoeForCausalLM"),
     "DeepseekV2ForCausalLM": ("deepseek", "DeepseekV2ForCausalLM"),
     "DeepseekV3ForCausalLM": ("deepseek", "DeepseekV3ForCausalLM"),
 }

@@ -74,6 +74,9 @@ class TransformersForCausalLM(CausalLM):
         self.hf_model.eval().requires_grad_(False)
         swapped = _swap_layers(self.hf_model, method_for)
         self.decoder = _decoder(self.hf_model)
+        for module in self.hf_model.modules():
+            if isinstance(getattr(module, "layer_idx", None), int):
+                module.paged_index = torch.tensor(module.layer_idx, device="cpu")
         self.head = _Given()
         setattr(self.hf_model, self.hf_model.base_model_prefix, self.head)
         return f"transformers backend: {swapped}, {time.perf_counter() - started:.1f} s"
@@ -169,14 +172,31 @@ def _register() -> None:
 
 def _paged(module: Any, query, key, value, attention_mask=None, *, scaling=None, **kwargs: Any):
     """transformers' attention function: query [1, heads, tokens, head_dim] → ([1, tokens, heads, head_dim], None)."""
-    assert _active is not None, "the model runs outside TransformersForCausalLM.forward"
-    layer = _active.paged_layers[module.layer_idx]
     q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
     width = v.shape[-1]
     if width < k.shape[-1]:  # latent attention has narrower values; one page holds both
         v = nn.functional.pad(v, (0, k.shape[-1] - width))
-    layer.sinks = kwargs.get("s_aux")
-    return layer.attend(q, k, v)[None, ..., :width], None
+    attend = torch.ops.octavo.attend if torch.compiler.is_compiling() else _attend
+    return attend(q, k, v, module.paged_index, kwargs.get("s_aux"))[None, ..., :width], None
+
+
+def _attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, index: torch.Tensor, sinks: torch.Tensor | None
+) -> torch.Tensor:
+    """Attention of the paged layer `index`: [tokens, heads, head_dim] each.
+
+    As an operator of torch it is one call to a compiler. The index is a tensor, on the host, so that no layer's number is
+    a constant of its code and all layers share it.
+    """
+    assert _active is not None, "the model runs outside TransformersForCausalLM.forward"
+    layer = _active.paged_layers[int(index)]
+    layer.sinks = sinks
+    return layer.attend(query, key, value).contiguous()
+
+
+torch.library.custom_op("octavo::attend", _attend, mutates_args=()).register_fake(
+    lambda query, key, value, index, sinks: query.new_empty(query.shape)
+)
 
 
 class _Recorder:

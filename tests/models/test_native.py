@@ -23,6 +23,14 @@ LATENT = {
     "num_key_value_heads": 4,
     "first_k_dense_replace": 1,
 }
+SIGMOID = {
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+}
 GROUPS = {"n_group": 4, "topk_group": 2}
 
 CASES = {
@@ -68,6 +76,16 @@ CASES = {
         "deepseek_v3",
         {**LATENT, **GROUPS, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "attention_bias": True},
     ),
+    "granitemoe": ("granitemoe", {"num_local_experts": 4, "residual_multiplier": 0.5, "attention_multiplier": 0.3}),
+    "gpt_oss": ("gpt_oss", {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16}),
+    "ernie4_5": ("ernie4_5", {"use_bias": True}),
+    "ernie4_5_moe": (
+        "ernie4_5_moe",
+        {"moe_num_experts": 6, "moe_k": 3, "moe_intermediate_size": 32, "moe_layer_end_index": 2},
+    ),
+    "glm4_moe": ("glm4_moe", {**SIGMOID, **GROUPS, "head_dim": 16, "attention_bias": True}),
+    "glm4_moe, head norms": ("glm4_moe", {**SIGMOID, "head_dim": 16, "use_qk_norm": True, "n_group": 1}),
+    "dots1": ("dots1", {**SIGMOID, "head_dim": 16, "attention_bias": True, "norm_topk_prob": True}),
     "smollm3": ("smollm3", {"no_rope_layer_interval": 2}),
     "granite": (
         "granite",

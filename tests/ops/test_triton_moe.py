@@ -5,7 +5,7 @@
 import pytest
 import torch
 
-from octavo.ops.moe import Routing, choose_experts, experts, norm_route
+from octavo.ops.moe import CLAMPED_SWIGLU, Routing, choose_experts, experts, norm_route
 from octavo.ops.triton_support import has_triton, is_interpreting
 from octavo.ops.triton_utils import counters
 
@@ -105,7 +105,7 @@ def test_experts(config, whole, tokens):
         make(num_experts, 2 * inner, width, std=0.1),
         make(num_experts, width, inner, std=0.15),
     ]
-    rest: list = ["gelu_tanh" if whole else "silu"]
+    rest: list = [CLAMPED_SWIGLU if whole else "silu"]
     if whole:
         rest += [make(tokens, width), 0.3, make(num_experts, 2 * inner), make(num_experts, width)]
     hidden, gate_up, down = operands

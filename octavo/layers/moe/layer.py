@@ -1,8 +1,11 @@
 """`MoE`: what stands where a dense model has its MLP, called the same way."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
+from octavo.config.hf import HFConfig
 from octavo.layers.linear import Linear
 from octavo.layers.mlp import GATED_ACTIVATIONS, GatedMLP
 from octavo.layers.moe.experts import Experts
@@ -35,7 +38,8 @@ class Router(nn.Module):
 class MoE(nn.Module):
     """residual + scale * (chosen experts + shared expert) of norm(x).
 
-    `shared_width` > 0 adds a gated MLP that every token passes; `gate_shared` weighs it by a sigmoid of its own (Qwen2-MoE).
+    `bias` gives biases to router and experts (GPT-OSS), `choice_bias` see `Router`; `shared_width` > 0 adds a gated MLP that
+    every token passes; `gate_shared` weighs it by a sigmoid of its own (Qwen2-MoE).
     """
 
     def __init__(
@@ -46,15 +50,22 @@ class MoE(nn.Module):
         activation: str,
         routing: Routing,
         *,
+        bias: bool = False,
         choice_bias: bool = False,
         shared_width: int = 0,
         gate_shared: bool = False,
     ):
         super().__init__()
-        self.gate = Router(hidden_size, num_experts, routing, choice_bias=choice_bias)
-        self.experts = Experts(num_experts, hidden_size, width, GATED_ACTIVATIONS[activation])
+        self.gate = Router(hidden_size, num_experts, routing, bias, choice_bias)
+        self.experts = Experts(num_experts, hidden_size, width, GATED_ACTIVATIONS.get(activation, activation), bias)
         self.shared_experts = GatedMLP(hidden_size, shared_width, activation) if shared_width else None
         self.shared_expert_gate = Linear(hidden_size, 1) if gate_shared else None
+
+    @classmethod
+    def of(cls, cfg: HFConfig, routing: Routing, width_key: str = "moe_intermediate_size", **options: Any) -> "MoE":
+        """The block a configuration describes; `width_key` holds an expert's width."""
+        activation = cfg.choose("hidden_act", list(GATED_ACTIVATIONS), "silu")
+        return cls(cfg.hidden_size, int(cfg.require(width_key)), cfg.num_experts, activation, routing, **options)
 
     def forward(self, x: torch.Tensor, norm: RMSNorm, residual: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         hidden, weights, chosen = self.gate(x, norm)

@@ -16,6 +16,17 @@ from octavo.ops.activation import gated_activation
 from octavo.ops.norm import rms_norm
 from octavo.ops.registry import op
 
+CLAMPED_SWIGLU = "clamped_swiglu"
+
+
+def gate_and_up(x: torch.Tensor, activation: str) -> torch.Tensor:
+    """`ops.gated_activation`, and GPT-OSS's gate: both halves clamped to 7, gate * sigmoid(1.702 * gate) * (up + 1)."""
+    if activation != CLAMPED_SWIGLU:
+        return gated_activation(x, activation)
+    gate, up = x.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+
 
 @dataclass(frozen=True)
 class Routing:
@@ -100,14 +111,15 @@ def experts(
     """residual + scale * sum over a token's chosen experts of weight * down(act(gate(h)) * up(h)).
 
     hidden [tokens, hidden]; weights, chosen [tokens, top_k] as from `norm_route`; gate_up [experts, 2 * width, hidden], the
-    gates' rows before the gated ones; down [experts, hidden, width]; biases [experts, 2 * width] and [experts, hidden].
+    gates' rows before the gated ones; down [experts, hidden, width]; biases [experts, 2 * width] and [experts, hidden];
+    `activation` as in `gate_and_up`.
     `residual` [tokens, hidden] is consumed: the result may take its memory. Returns [tokens, hidden] in hidden's dtype.
     """
     out = torch.zeros_like(hidden, dtype=torch.float32)
     for expert in chosen.unique().tolist():
         token, choice = torch.where(chosen == expert)
         bias = None if gate_up_bias is None else gate_up_bias[expert]
-        act = gated_activation.reference(F.linear(hidden[token], gate_up[expert], bias), activation)
+        act = gate_and_up(F.linear(hidden[token], gate_up[expert], bias), activation)
         y = F.linear(act, down[expert], None if down_bias is None else down_bias[expert])
         out.index_add_(0, token, y.float() * weights[token, choice, None])
     y = out.to(hidden.dtype)
@@ -133,7 +145,7 @@ def _experts_grouped(
     y = torch._grouped_mm(hidden[order // top_k], gate_up.transpose(1, 2), offs=ends)
     if gate_up_bias is not None:
         y = y + gate_up_bias[experts_of_rows]
-    y = torch._grouped_mm(gated_activation(y, activation), down.transpose(1, 2), offs=ends)
+    y = torch._grouped_mm(gate_and_up(y, activation), down.transpose(1, 2), offs=ends)
     if down_bias is not None:
         y = y + down_bias[experts_of_rows]
     by_choice = torch.empty_like(y, dtype=torch.float32)
@@ -167,6 +179,7 @@ def _experts_inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
         (1, 96, 64, 8, 2, "silu", False),
         (3, 64, 96, 4, 3, "gelu_tanh", True),
         (50, 96, 64, 6, 2, "silu", False),
+        (5, 64, 64, 6, 2, CLAMPED_SWIGLU, True),
     ):
         chosen = torch.rand(tokens, num_experts, generator=rng).topk(top_k, -1)[1].int().to(device)
         weights = torch.rand(tokens, top_k, generator=rng).to(device)

@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from octavo.ops.moe.triton_gates import gate_and_up
 from octavo.ops.moe.triton_plan import make_plan
-from octavo.ops.triton_device import apply_gate
 from octavo.ops.triton_utils import launch, next_power_of_2
 
 
@@ -130,7 +130,7 @@ def _grouped_kernel(
         if HAS_BIAS:
             acc += tl.load(bias + expert * 2 * N + read_rows).to(tl.float32)[None, :]
             acc_up += tl.load(bias + expert * 2 * N + N + read_rows).to(tl.float32)[None, :]
-        acc = apply_gate(acc, ACTIVATION) * acc_up
+        acc = gate_and_up(acc, acc_up, ACTIVATION)
         out_rows = sorted_rows
     else:
         if HAS_BIAS:

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from octavo.ops.triton_device import apply_gate
+from octavo.ops.moe.triton_gates import gate_and_up
 from octavo.ops.triton_utils import launch
 
 
@@ -88,7 +88,7 @@ def _gate_up_kernel(
     if HAS_BIAS:
         g += tl.load(bias + expert * 2 * N + read_rows).to(tl.float32)
         u += tl.load(bias + expert * 2 * N + N + read_rows).to(tl.float32)
-    y = apply_gate(g, ACTIVATION) * u
+    y = gate_and_up(g, u, ACTIVATION)
     tl.store(out + pair * N + rows, y.to(out.dtype.element_ty), mask=rows < N)
 
 

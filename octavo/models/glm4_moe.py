@@ -1,0 +1,29 @@
+"""GLM-4-MoE and dots.llm1: Llama's attention, with head norms in some checkpoints, and DeepSeek-V3's experts."""
+
+from octavo.config.hf import HFConfig
+from octavo.layers.moe.experts import STACKED_RENAMES, expert_packing
+from octavo.layers.rope import Rope
+from octavo.models.deepseek import DeepseekLayer, draft_layers
+from octavo.models.llama import LlamaForCausalLM, LlamaLayer
+from octavo.models.qwen3 import Qwen3Attention
+
+
+class Glm4MoeAttention(Qwen3Attention):
+    def __init__(self, cfg: HFConfig, index: int, rope: Rope):
+        super().__init__(cfg, index, rope)
+        if cfg.model_type == "glm4_moe" and not cfg.get("use_qk_norm", False):
+            self.q_norm = self.k_norm = None
+
+
+class Glm4MoeLayer(DeepseekLayer):
+    attention_class = Glm4MoeAttention
+
+
+class Glm4MoeForCausalLM(LlamaForCausalLM):
+    layer_class: type[LlamaLayer] = Glm4MoeLayer
+    renames = STACKED_RENAMES
+
+    def __init__(self, cfg: HFConfig):
+        super().__init__(cfg)
+        self.packing = {**LlamaForCausalLM.packing, **expert_packing(cfg.num_experts)}
+        self.ignored = (*LlamaForCausalLM.ignored, *draft_layers(cfg))
