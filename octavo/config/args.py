@@ -18,6 +18,7 @@ DEFAULT_MODEL = "smollm2"
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 
 _MODEL, _LOAD, _CACHE = "Model", "Loading", "Cache"
+_STRUCTURED = "Structured output"
 _SCHEDULER, _PARALLEL, _COMPILATION, _OBSERVABILITY = "Scheduler", "Parallel", "Compilation", "Observability"
 _SUPERVISION = "Supervision"
 
@@ -256,6 +257,16 @@ class EngineArgs:
     max_log_len: int | None = option(
         None, "Most characters of a prompt that is logged. Default: all.", group=_OBSERVABILITY, low=0
     )
+    structured_outputs_config: dict[str, Any] = option(
+        {},
+        "How answers are held to schemas and grammars: backend (auto, llguidance, xgrammar), disable_any_whitespace, "
+        "disable_additional_properties, enable_in_reasoning, compile_timeout (seconds).",
+        group=_STRUCTURED,
+    )
+    guided_decoding_backend: str | None = option(
+        None, "Older spelling of the backend in structured_outputs_config.", group=_STRUCTURED
+    )
+
 
     profiler_config: dict[str, Any] = option(
         {},

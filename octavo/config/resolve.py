@@ -28,6 +28,7 @@ from octavo.config.engine import (
 from octavo.config.fp8 import read_fp8_scheme
 from octavo.config.hf import HFConfig
 from octavo.config.profiling import check_nvtx, resolve_profiler
+from octavo.config.structured_outputs import resolve_structured_outputs
 from octavo.errors import ConfigError
 from octavo.platforms.base import Platform, Usage
 from octavo.types.kv_spec import DTYPE_BYTES
@@ -151,6 +152,7 @@ def resolve(
             enable_log_requests=args.enable_log_requests,
             max_log_len=args.max_log_len,
             nvtx=args.enable_nvtx_tracing or args.enable_layerwise_nvtx_tracing,
+        structured_outputs=resolve_structured_outputs(args),
             layerwise_nvtx=args.enable_layerwise_nvtx_tracing,
         ),
         supervision=_supervision(args, usage),

@@ -129,10 +129,6 @@ _REFUSED: tuple[tuple[str, str], ...] = (
         "allowed_local_media_path allowed_media_domains disable_chunked_mm_input trust_request_mm_kwargs",
     ),
     (
-        "structured output is not available",
-        "structured_outputs_config guided_decoding_backend",
-    ),
-    (
         "reasoning formats of your own are rows in the file of tool_parser_plugin",
         "reasoning_parser_plugin reasoning_config",
     ),

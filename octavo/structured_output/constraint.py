@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from octavo.config.engine import StructuredOutputsConfig
 from octavo.errors import ClientError
 from octavo.structured_output.json_schema import clean_schema, parse_schema
 from octavo.types.structured_outputs import MAX_CONSTRAINT_BYTES, StructuredOutputsParams
@@ -14,6 +15,8 @@ WHITESPACE = r"( |\n[ \t]{0,16})?"
 NO_WHITESPACE = ""
 # Deeper nesting than anybody writes by hand; the engines' parsers are recursive.
 MAX_BRACKETS = 200
+
+_DEFAULTS = StructuredOutputsConfig()
 
 Kind = Literal["json", "regex", "choice", "gbnf", "lark", "structural_tag"]
 
@@ -27,16 +30,20 @@ class Constraint:
     whitespace: str = WHITESPACE  # a pattern: what may stand between the tokens of JSON
 
 
-def make_constraint(params: StructuredOutputsParams) -> Constraint:
-    """Check what a client asked for, as far as that needs no engine. Raises ClientError."""
-    whitespace = WHITESPACE if params.whitespace_pattern is None else params.whitespace_pattern
-    if params.disable_any_whitespace:
+def make_constraint(params: StructuredOutputsParams, config: StructuredOutputsConfig = _DEFAULTS) -> Constraint:
+    """Check what a client asked for, as far as that needs no engine; `config` says what holds for all. Raises ClientError."""
+    if params.whitespace_pattern is not None:
+        whitespace = params.whitespace_pattern
+    elif params.disable_any_whitespace or config.disable_any_whitespace:
         whitespace = NO_WHITESPACE
+    else:
+        whitespace = WHITESPACE
     if params.json_object:
         return Constraint("json", '{"type":"object"}', whitespace)
     if params.json is not None:
         schema = parse_schema(params.json) if isinstance(params.json, str) else params.json
-        cleaned = clean_schema(schema, is_closed=params.disable_additional_properties)
+        is_closed = params.disable_additional_properties or config.disable_additional_properties
+        cleaned = clean_schema(schema, is_closed=is_closed)
         return Constraint("json", _to_json(cleaned), whitespace)
     if params.choice is not None:
         return Constraint("choice", _to_json(list(dict.fromkeys(params.choice))))

@@ -116,7 +116,7 @@ class GrammarManager:
         params = request.sampling_params
         assert params.structured_outputs is not None
         vocabulary = self._get_vocabulary()
-        backend, compiled = self._compile(make_constraint(params.structured_outputs))
+        backend, compiled = self._compile(make_constraint(params.structured_outputs, self._config))
         ends = [*(() if params.ignore_eos else request.eos_token_ids), *(params.stop_token_ids or ())]
         section = None if self._config.enable_in_reasoning else params.reasoning
         grammar = RequestGrammar(backend, compiled.start(), vocabulary, ends, section)
