@@ -53,6 +53,7 @@ class ChatBody(Protocol):
     tool_choice: Any
     parallel_tool_calls: bool | None
     include_reasoning: bool | None
+    thinking_token_budget: int | None
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Reading:
     section: ReasoningSection | None = None
     shown_special_token_ids: list[int] = field(default_factory=list)
     constraint: StructuredOutputsParams | None = None  # what the answer is forced to be
+    is_thinking_off: bool = False  # the prompt has closed the section: there is nothing that a budget could limit
 
     def make_machine(self) -> TextMachine:
         """A machine for one choice."""
@@ -81,10 +83,12 @@ class Reading:
         params.reasoning = self.section
         if self.shown_special_token_ids:
             params.shown_special_token_ids = self.shown_special_token_ids
+        if self.is_thinking_off:
+            params.thinking_token_budget = None
         if self.constraint is not None:
             if params.structured_outputs is not None:
                 raise ClientError(
-                    "tool_choice that forces a call and a response format exclude each other.", param="tool_choice"
+                    "a tool_choice that forces a call and a response format exclude each other.", param="tool_choice"
                 )
             params.structured_outputs = self.constraint
         if self.plan.max_calls is not None and params.output_kind is RequestOutputKind.FINAL_ONLY:
@@ -123,6 +127,11 @@ class OutputFormats:
         """How to read the answers to `body`, whose prompt was rendered with these template variables."""
         use = read_tool_use(body.tools, body.tool_choice)
         self._check(use)
+        if self._is_harmony and body.thinking_token_budget not in (None, -1):
+            raise ClientError(
+                "thinking_token_budget cannot be kept with this model's format; use reasoning_effort.",
+                param="thinking_token_budget",
+            )
         is_open = None if self.reasoning is None else self.reasoning.is_open(prompt, variables)
         max_calls = 1 if body.parallel_tool_calls is False and use.tools else None
         plan = Plan(
@@ -152,6 +161,7 @@ class OutputFormats:
             section,
             self._shown_ids(has_tools=bool(use.tools)),
             StructuredOutputsParams(json=answer_schema(use, max_calls)) if use.is_forced else None,
+            is_thinking_off=is_open is False,
         )
 
     def _check(self, use: ToolUse) -> None:

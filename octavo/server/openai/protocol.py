@@ -69,6 +69,7 @@ _SAMPLING_FIELDS = (
     "stream_interval",
     "allowed_token_ids",
     "bad_words",
+    "thinking_token_budget",
 )
 
 
@@ -149,6 +150,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     stream_interval: int | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
+    thinking_token_budget: int | None = None
     logit_bias: dict[str, float] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -293,7 +295,6 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None
-    thinking_token_budget: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
