@@ -51,6 +51,8 @@ def check_is_served(hf: HFConfig) -> None:
 def stored_quantization(hf: HFConfig) -> Mapping[str, Any] | None:
     """What the configuration says of quantised weights; None: it does not speak of any."""
     found = hf.get("quantization_config") or hf.text().get("quantization_config") or hf.get("compression_config")
+    if hf.model_type == "gpt_oss" and isinstance(found, Mapping) and found.get("quant_method") == "mxfp4":
+        return None  # of its experts alone, which its model code decodes
     return found if found is None or isinstance(found, Mapping) else {"quant_method": found}
 
 
@@ -89,12 +91,8 @@ def sliding_window(text: HFConfig) -> int | None:
 def kv_bytes(text: HFConfig, dtype: str, num_tokens: int) -> int:
     """Bytes of the KV cache of one request of `num_tokens` tokens; windowed layers keep their window only."""
     if text.get("kv_lora_rank"):  # latent attention
-        return (
-            num_tokens
-            * text.num_layers
-            * (text.get("kv_lora_rank") + text.get("qk_rope_head_dim", 0))
-            * DTYPE_BYTES[dtype]
-        )
+        width = text.get("kv_lora_rank") + text.get("qk_rope_head_dim", 0)
+        return num_tokens * text.num_layers * width * DTYPE_BYTES[dtype]
     per_token = 2 * text.num_kv_heads * text.head_dim * DTYPE_BYTES[dtype]
     num_windowed, window = 0, sliding_window(text)
     if window is not None:
