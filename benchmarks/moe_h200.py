@@ -200,6 +200,21 @@ def _reference(hidden, weights, chosen, gate_up, down, residual, scale) -> torch
     return residual.float() + scale * out
 
 
+def time_route(arguments: tuple) -> tuple[float, float]:
+    """Seconds of routing as it is, and by the kernel that it leaves aside at this number of tokens."""
+    from octavo.ops.moe import triton_route
+
+    limit, tokens = triton_route.MAX_SINGLE_TOKENS, arguments[0].shape[0]
+    seconds = time_graph([functools.partial(norm_route, *arguments)] * CALLS)
+    if tokens > 128:
+        return seconds, float("nan")
+    triton_route.MAX_SINGLE_TOKENS = 0 if tokens <= limit else tokens
+    try:
+        return seconds, time_graph([functools.partial(norm_route, *arguments)] * CALLS)
+    finally:
+        triton_route.MAX_SINGLE_TOKENS = limit
+
+
 def time_all(models: list[str], tokens_list: tuple[int, ...], report: Report) -> None:
     """Routing and experts as a model calls them; GB/s count every chosen expert's weights once."""
     for name in models:
@@ -209,7 +224,7 @@ def time_all(models: list[str], tokens_list: tuple[int, ...], report: Report) ->
             if report.left() < 10:
                 return
             route = route_arguments(m, tokens)
-            routing = time_graph([functools.partial(norm_route, *route)] * CALLS)
+            routing, other_routing = time_route(route)
             choices = [make_choice(m, tokens) for _ in range(CALLS)]
             h, residual = rand(tokens, m.hidden), rand(tokens, m.hidden)
             calls = [functools.partial(experts, h, *choice, gate_up, down, "silu", residual) for choice in choices]
@@ -218,10 +233,11 @@ def time_all(models: list[str], tokens_list: tuple[int, ...], report: Report) ->
             flops = 2 * tokens * m.routing.top_k * 3 * m.hidden * m.width
             report.numbers |= {
                 f"us {name} route {tokens}": routing * 1e6,
+                f"us {name} route, the other kernel {tokens}": other_routing * 1e6,
                 f"us {name} experts {tokens}": seconds * 1e6,
             }
             print(
-                f"{name} {tokens} tokens: route {routing * 1e6:.1f} us, experts {seconds * 1e6:.1f} us, "
+                f"{name} {tokens} tokens: route {routing * 1e6:.1f} us (other kernel {other_routing * 1e6:.1f}), experts {seconds * 1e6:.1f} us, "
                 f"{num_bytes / seconds / 1e9:.0f} GB/s, {flops / seconds / 1e12:.0f} TFLOP/s",
                 flush=True,
             )

@@ -16,7 +16,7 @@ from octavo import ops
 
 ops.load_providers()
 
-from octavo.ops.moe import triton_plan
+from octavo.ops.moe import triton_plan, triton_route
 from octavo.ops.moe.triton_experts import choose, config_from_entry, run_config
 from octavo.ops.moe.triton_grouped import GroupedConfig, TileConfig, default_grouped_config
 from octavo.ops.moe.triton_pairs import PairsConfig, RowsConfig, default_pairs_config
@@ -35,8 +35,9 @@ ROUTINGS = {
 
 
 @pytest.mark.parametrize("name", ROUTINGS)
-@pytest.mark.parametrize("tokens", [1, 3, 18])
-def test_norm_route(name, tokens):
+@pytest.mark.parametrize(("tokens", "max_single"), [(1, 32), (3, 32), (18, 0)])
+def test_norm_route(name, tokens, max_single, monkeypatch):
+    monkeypatch.setattr(triton_route, "MAX_SINGLE_TOKENS", max_single)
     num_experts, routing = ROUTINGS[name]
     rng = torch.Generator().manual_seed(0)
     x = torch.randn(tokens, 96, generator=rng).to(DEVICE, torch.float16)

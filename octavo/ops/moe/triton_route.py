@@ -21,7 +21,7 @@ from octavo.ops.triton_support import has_triton, runs_on_triton
 from octavo.ops.triton_utils import counters, launch, next_power_of_2, scratch
 
 # Up to this many tokens every program reads the router's rows for one token; above, re-reading them costs more than padding.
-_MAX_SINGLE_TOKENS = 16
+MAX_SINGLE_TOKENS = 32
 _MAX_EXPERTS = 1024
 _MAX_WIDTH = 1 << 14
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -268,7 +268,7 @@ def norm_route_triton(
     router_bias: torch.Tensor | None = None,
     choice_bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """One kernel up to 16 tokens; the norm apart above."""
+    """One kernel up to MAX_SINGLE_TOKENS; the norm apart above."""
     tokens, k = x.shape
     num_experts = router.shape[0]
     weights = torch.empty(tokens, routing.top_k, dtype=torch.float32, device=x.device)
@@ -290,7 +290,7 @@ def norm_route_triton(
     }
     router_bias = router if router_bias is None else router_bias
     choice_bias = router if choice_bias is None else choice_bias
-    if tokens <= _MAX_SINGLE_TOKENS:
+    if tokens <= MAX_SINGLE_TOKENS:
         hidden = torch.empty_like(x)
         block_k = min(2048, next_power_of_2(k))
         # About 16 Ki weights a program, 64 a thread of 8 warps: the whole router is asked for at once.
