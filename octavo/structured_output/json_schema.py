@@ -12,6 +12,7 @@ from octavo.errors import ClientError
 
 MAX_DEPTH = 64
 MAX_SUBSCHEMAS = 5000
+MAX_PARTS_TRIED = 64  # of one schema, when a fault is looked for
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 _DRAFTS = tuple(f"json-schema.org/{draft}/schema" for draft in ("draft-07", "draft/2019-09", "draft/2020-12"))
@@ -222,6 +223,28 @@ class _Walk:
         for reference, schema in list(self._resolved.items()):
             visit_all(schema, tuple(_steps(reference)))
         del self._resolved["#"]
+
+
+def find_fault(schema: Any, complaint: Callable[[Any], str | None]) -> tuple[Path, str]:
+    """The subschema of a cleaned schema that an engine cannot enforce, and why; `complaint` is what it says to a schema.
+
+    Each subschema is shown alone with the definitions. What the whole schema fails for is preferred to other faults.
+    """
+    message = complaint(schema)
+    assert message is not None
+    definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    path: Path = ()
+    for _ in range(MAX_DEPTH):
+        found: tuple[Path, Any, str] | None = None
+        for step, part in _children(schema)[:MAX_PARTS_TRIED]:
+            said = complaint(definitions | part) if isinstance(part, dict) else None
+            if said is not None and "does not exist" not in said and (found is None or said == message):
+                found = step, part, said
+        if found is None:
+            break
+        step, schema, message = found
+        path = (*path, *step)
+    return path, message
 
 
 def _children(schema: Any) -> list[tuple[Path, Any]]:

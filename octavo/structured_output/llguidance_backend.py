@@ -6,7 +6,7 @@ https://github.com/guidance-ai/llguidance. Its limits on the work for one mask b
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
@@ -14,6 +14,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from octavo.errors import ClientError
 from octavo.structured_output.constraint import NO_WHITESPACE, Constraint
 from octavo.structured_output.grammar import Backend, CompiledGrammar, Grammar, Masks
+from octavo.structured_output.json_schema import SchemaError, find_fault
 from octavo.structured_output.vocabulary import Vocabulary
 
 # What a matcher holds besides its grammar's text, by rough measurement; it grows with use.
@@ -32,8 +33,10 @@ class LLGuidance(Backend):
 
     def compile(self, constraint: Constraint) -> CompiledGrammar:
         text = _SPELLINGS[constraint.kind](constraint)
-        matcher = llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
+        matcher = self._match(text)
         if matcher.is_error():
+            if constraint.kind == "json":
+                raise SchemaError(*find_fault(json.loads(constraint.text), self._complaint))
             raise _refusal(constraint, matcher.get_error())
         # The first mask shows whether there is any text at all, and pays for what later ones share.
         first = matcher.deep_copy()
@@ -42,6 +45,14 @@ class LLGuidance(Backend):
         if first.is_error():
             raise _refusal(constraint, first.get_error())
         return _Compiled(matcher, _MATCHER_BYTES + len(text))
+
+    def _match(self, text: str) -> llguidance.LLMatcher:
+        return llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
+
+    def _complaint(self, schema: Any) -> str | None:
+        """What is wrong with a schema, if anything is."""
+        matcher = self._match(llguidance.LLMatcher.grammar_from_json_schema(schema))
+        return f"cannot be enforced: {_one_line(matcher.get_error())}." if matcher.is_error() else None
 
     def fill(self, grammars: Sequence[Grammar], masks: Masks, rows: Sequence[int]) -> dict[int, str]:
         matchers = [grammar.matcher for grammar in cast("Sequence[_Grammar]", grammars)]
