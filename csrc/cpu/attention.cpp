@@ -31,7 +31,7 @@ struct Cache {
 struct RopeArgs {
     const float* qkv;  // [tokens, (num_heads + 2 * num_kv_heads) * head_dim]
     int64_t qkv_stride;
-    int64_t tokens;
+    Count tokens;
     const int64_t* positions;
     const float* cos_sin;  // [positions, rotary_dim], or null
     int64_t rotary_dim;
@@ -53,7 +53,7 @@ struct AttentionArgs {
     int64_t table_stride;
     const int32_t* query_start;  // [requests + 1]; null: one token each
     const int32_t* seq_lens;
-    int64_t requests;
+    Count requests;
     int32_t num_heads;
     float scale;
     int32_t window;  // 0: none

@@ -175,22 +175,27 @@ struct PackArgs {
     uint8_t* data;
     const Format* format;
     PackedWeight* weight;
+    float* largest;  // [threads]
 };
 
 // The power of two that brings the largest scale just below 2^15, so that none of the small ones is lost.
-static float find_gain(const PackArgs& args) {
+static float find_gain(const PackArgs& args, const Team& team) {
     const Format& f = *args.format;
     if (f.half_scales) return 1.0f;
     float largest = 0;
     Decoded decoded;
-    int64_t num_blocks = args.weight->rows * args.weight->cols / 256;
-    for (int64_t i = 0; i < num_blocks; i++) {
+    int64_t first, last;
+    team.share(args.weight->rows * args.weight->cols / 256, first, last);
+    for (int64_t i = first; i < last; i++) {
         f.decode(args.blocks + i * f.block_bytes, decoded);
         for (int j = 0; j < 16; j++) {
             largest = std::fmax(largest, std::fabs(decoded.scales[j]));
             largest = std::fmax(largest, std::fabs(decoded.minima[j]));
         }
     }
+    args.largest[team.index] = largest;
+    team.sync();
+    for (int i = 0; i < team.count; i++) largest = std::fmax(largest, args.largest[i]);
     if (largest == 0 || !std::isfinite(largest)) return 1.0f;
     return std::exp2(float(std::ilogb(largest) - 14));
 }
@@ -213,7 +218,9 @@ static void pack_quants(const PackedWeight& w, const uint8_t* quants, uint8_t* w
 
 static void pack_tiles(const void* raw, const Team& team) {
     const PackArgs& args = *(const PackArgs*)raw;
-    const PackedWeight& w = *args.weight;
+    PackedWeight w = *args.weight;
+    w.gain = find_gain(args, team);
+    if (team.index == 0) args.weight->gain = w.gain;
     const Format& f = *args.format;
     const int64_t row_bytes = w.cols / f.block_cols * f.block_bytes, one_tile = tile_bytes(w, LANES);
     const int64_t one_group = group_bytes(w, LANES);
@@ -271,9 +278,9 @@ int64_t octavo_gguf_describe(const char* type, int64_t rows, int64_t cols, octav
 // Pack blocks into `data`, which `octavo_gguf_describe` has sized; sets the weight's data and gain.
 void octavo_gguf_pack(octavo::Pool* pool, const char* type, const uint8_t* blocks, uint8_t* data,
                       octavo::PackedWeight* weight) {
-    octavo::PackArgs args{blocks, data, octavo::find_format(type), weight};
     weight->data = data;
-    weight->gain = octavo::find_gain(args);
+    std::vector<float> largest(size_t(octavo_pool_threads(pool)));
+    octavo::PackArgs args{blocks, data, octavo::find_format(type), weight, largest.data()};
     octavo::Step step{octavo::pack_tiles, &args};
     octavo_pool_run(pool, &step, 1);
 }

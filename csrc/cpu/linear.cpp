@@ -18,7 +18,7 @@ constexpr int64_t PIECES = 8;
 struct LinearArgs {
     const float* x;
     int64_t x_stride;
-    int64_t tokens;
+    Count tokens;
     int64_t cols;
     PackedWeight shards[MAX_SHARDS];
     int32_t num_shards;
@@ -245,7 +245,7 @@ static void linear(const void* raw, const Team& team) {
 // Rows of a packed table: out[t] = scale * table[ids[t]].
 struct EmbeddingArgs {
     const int64_t* ids;
-    int64_t tokens;
+    Count tokens;
     PackedWeight table;
     float scale;
     float* out;  // [tokens, cols]

@@ -76,6 +76,8 @@ class Pool {
         run_as(0);
     }
 
+    int count() const { return count_; }
+
    private:
     void start() {
         generation_.fetch_add(1, std::memory_order_seq_cst);
@@ -139,6 +141,7 @@ extern "C" {
 octavo::Pool* octavo_pool_create(int count, const int* cpus) { return new octavo::Pool(count, cpus); }
 void octavo_pool_destroy(octavo::Pool* pool) { delete pool; }
 void octavo_pool_run(octavo::Pool* pool, const octavo::Step* steps, int64_t num_steps) { pool->run(steps, num_steps); }
+int octavo_pool_threads(const octavo::Pool* pool) { return pool->count(); }
 const char* octavo_instruction_set() { return octavo::INSTRUCTION_SET; }
 int octavo_lanes() { return octavo::LANES; }
 int octavo_signed_offset() { return octavo::SIGNED_OFFSET; }

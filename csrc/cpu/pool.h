@@ -49,6 +49,12 @@ struct Team {
 
 typedef void (*Kernel)(const void* args, const Team& team);
 
+// A number in a kernel's arguments that may differ from one run of a program to the next: of tokens, or of requests.
+struct Count {
+    const int64_t* value;
+    operator int64_t() const { return *value; }
+};
+
 // One entry of a program. A kernel may sync inside; a barrier follows it in any case.
 struct Step {
     Kernel kernel;
@@ -60,3 +66,4 @@ class Pool;
 }  // namespace octavo
 
 extern "C" void octavo_pool_run(octavo::Pool* pool, const octavo::Step* steps, int64_t num_steps);
+extern "C" int octavo_pool_threads(const octavo::Pool* pool);

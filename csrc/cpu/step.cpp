@@ -13,7 +13,7 @@ constexpr int MAX_GROUPS = 8;
 // See ops.inputs.prepare_inputs; every request has one token here.
 struct GatherArgs {
     const int32_t* rows;
-    int64_t requests;
+    Count requests;
     int32_t* num_computed;
     int64_t scratch_row;
     const int32_t* token_ids;
@@ -55,7 +55,7 @@ static void gather_decode(const void* raw, const Team& team) {
 struct ArgmaxArgs {
     const float* logits;
     int64_t stride;
-    int64_t rows;
+    Count rows;
     int64_t vocab;
     int32_t* token_ids;  // 0 where bad
     uint8_t* is_bad;     // no finite maximum
@@ -128,7 +128,7 @@ struct StoreArgs {
     const int32_t* sampled;
     const int32_t* rows;
     const int32_t* seq_lens;
-    int64_t count;
+    Count count;
     int32_t* token_ids;
     int64_t max_len;
     int64_t scratch_row;

@@ -8,6 +8,7 @@ tensor infos, padding to the alignment, then the data. Dimensions are stored inn
 outermost first, as torch has it.
 """
 
+import functools
 import mmap
 import re
 import struct
@@ -111,8 +112,20 @@ class GGUFFile:
 
 
 def open_gguf(path: str | Path) -> GGUFFile:
-    """Map one GGUF file and parse its header; LoadError when it is missing, truncated or not GGUF."""
+    """Map one GGUF file and parse its header; LoadError when it is missing, truncated or not GGUF.
+
+    Config, tokenizer and loader all ask for it, and a vocabulary takes a while to parse: an unchanged file is parsed once.
+    """
     path = Path(path)
+    try:
+        stat = path.stat()
+    except OSError:
+        return _open_gguf(path, 0, 0)  # which says what is wrong
+    return _open_gguf(path, stat.st_size, stat.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=16)
+def _open_gguf(path: Path, size: int, changed: int) -> GGUFFile:
     try:
         with open(path, "rb") as file:
             # Copy-on-write: torch wants writable memory, and nothing we do reaches the file.

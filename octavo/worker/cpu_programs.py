@@ -1,17 +1,20 @@
-"""Recorded decode steps on the CPU: the counterpart of `DecodeGraphs`.
+"""Recorded steps on the CPU: the counterpart of `DecodeGraphs`.
 
-The first step of a size runs the model's own code while every kernel call is written down; later ones repeat the list by a
-single call into C. A list holds everything from gathering the inputs to storing the likeliest token. That is right only
-if all the work went through kernels, so the recording watches torch and refuses when it computes anything itself.
+A first step runs the model's own code while every kernel call is written down; later ones repeat the list by a single call
+into C, with their own numbers of tokens and requests. A decode step's list holds everything from gathering the inputs to
+storing the likeliest token. That is right only if all the work went through kernels, so the recording watches torch and
+refuses when it computes anything itself.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from octavo.context import StepContext
 from octavo.logger import get_logger
-from octavo.ops.cpu.runtime import BufferPool, Program, is_available, recording
+from octavo.ops.cpu.runtime import BufferPool, Count, NotRecordableError, Program, is_available, recording
 from octavo.worker.graphs import DecodeOutput
 from octavo.worker.model_runner import ModelRunner
 
@@ -45,10 +48,6 @@ _INERT = {
 }
 
 
-class NotRecordableError(Exception):
-    """Part of the step ran outside the kernels."""
-
-
 class _OnlyKernels(TorchFunctionMode):
     """Refuses functions of torch that compute or copy."""
 
@@ -70,54 +69,70 @@ def _is_view(tensor: torch.Tensor, of: torch.Tensor) -> bool:
 
 
 class CpuPrograms:
-    """One program a batch size, recorded when the size first comes up. Nothing is padded."""
+    """Two programs: of a decode step, whole, and of the forward pass of any other step. Each serves every number of tokens."""
 
-    def __init__(self, runner: ModelRunner, max_size: int):
+    def __init__(self, runner: ModelRunner):
         self._runner = runner
-        self.max_size = max_size
+        self.max_size = runner.batch.max_requests
         self._buffers = BufferPool()
-        self._programs: dict[int, tuple[Program, Any]] = {}
+        self._query_start = torch.zeros(self.max_size + 1, dtype=torch.int32)
+        self._decode, self._decoded = self._record_decode()
+        self._record_forward()
 
     @classmethod
     @torch.inference_mode()
-    def try_make(cls, runner: ModelRunner, max_size: int) -> "CpuPrograms | None":
-        """Record the smallest size on the scratch row to see whether this model can be; None, with a log line, if not."""
+    def try_make(cls, runner: ModelRunner) -> "CpuPrograms | None":
+        """Record steps on the scratch row, and let the runner use the programs; None, with a log line, for a model that
+        does not run in kernels alone."""
         if not is_available():
             return None
-        made = cls(runner, max_size)
-        runner.batch.prepare_decode_rows([], 1)
         try:
-            made.replay(1)
+            made = cls(runner)
         except NotRecordableError as error:
             # Its words alone: a record that somebody keeps must not keep the model alive.
-            logger.info("decode steps run operator by operator: %s", str(error))
+            logger.info("steps run operator by operator: %s", str(error))
             return None
-        logger.info("decode steps are programs of %d kernels", len(made._programs[1][0]))
+        logger.info("steps are programs: %d kernels decode", len(made._decode))
         return made
 
     def size_for(self, count: int) -> int:
-        """The program that serves `count` requests: its own."""
+        """How many requests a step for `count` of them runs: nothing is padded."""
         return count
 
     @torch.inference_mode()
     def replay(self, size: int) -> DecodeOutput:
-        """Run one step."""
-        found = self._programs.get(size)
-        if found is None:
-            output = self._record(size)
-        else:
-            program, reopen = found
-            program.run()
-            output = reopen()
+        """Run one decode step."""
+        self._decode.run(size)
+        output = DecodeOutput(*(view(size) for view in self._decoded))
         if not self._runner.sampler.all_greedy:
             return self._runner.sample_decoded(output.logits, size)
         # Copies: with two steps in flight these are read after the next step has run.
         return output._replace(token_ids=output.token_ids.clone(), is_bad=output.is_bad.clone())
 
-    def _record(self, size: int) -> DecodeOutput:
-        """Run a step and keep its kernel calls."""
-        with recording(self._buffers) as made, _OnlyKernels():
-            output = self._runner.decode_step(size, all_greedy=True)
-        views = [self._buffers.reopener(tensor) for tensor in output]
-        self._programs[size] = made.program(), lambda: DecodeOutput(*(view() for view in views))
-        return output
+    def forward(self, context: StepContext) -> torch.Tensor:
+        """The hidden states of all tokens of a step whose inputs are prepared; valid until the next step."""
+        self._query_start[: context.num_reqs + 1] = context.query_start_loc
+        self._forward.run(context.num_tokens, context.num_reqs)
+        return self._hidden_states(context.num_tokens)
+
+    def _record_decode(self) -> tuple[Program, list[Callable[[int], torch.Tensor]]]:
+        self._runner.batch.prepare_decode_rows([], 1)
+        with recording(self._buffers, Count(1, self.max_size)) as made, _OnlyKernels():
+            output = self._runner.decode_step(1, all_greedy=True)
+        return made.program(), [self._buffers.reopener(tensor) for tensor in output]
+
+    def _record_forward(self) -> None:
+        """Record a step of two requests, so that its counts can be told apart, and let the runner use the program."""
+        batch, scratch = self._runner.batch, self._runner.rows.scratch
+        num = min(2, batch.max_requests)
+        if batch.max_tokens <= num:
+            return  # all its steps are decode steps
+        context = batch.prepare_mixed([scratch] * num, [2, 1][:num], [])
+        total = context.num_tokens
+        self._query_start[: num + 1] = context.query_start_loc
+        context.query_start_loc = self._query_start[: num + 1]
+        counts = Count(total, batch.max_tokens), Count(num, self.max_size)
+        with recording(self._buffers, *counts) as made, _OnlyKernels():
+            hidden_states = self._runner.forward(context)
+        self._forward, self._hidden_states = made.program(), self._buffers.reopener(hidden_states)
+        self._runner.forward_mixed = self.forward

@@ -82,6 +82,8 @@ class ModelRunner:
         self.batch = batch
         self.sampler = sampler
         self.graphs = graphs
+        # A faster way than the model's own code to run steps that are not decode steps, where the platform has one.
+        self.forward_mixed: Callable[[StepContext], torch.Tensor] | None = None
         self.prompt_logprobs = PromptLogprobs(model, rows)
         self.device = rows.device
         self._awaiting: tuple[StepHandle, _Forward] | None = None  # the step that waits for its masks
@@ -155,7 +157,7 @@ class ModelRunner:
     def decode_step(self, num: int, all_greedy: bool = False) -> DecodeOutput:
         """One token for each of the first `num` of `batch.decode_rows`: what a graph captures."""
         context = self.batch.gather_decode(num, self.rows.max_len)
-        logits = self.model.logits(self._forward(context))
+        logits = self.model.logits(self.forward(context))
         return self.sample_decoded(logits, num, all_greedy)
 
     def sample_decoded(self, logits: torch.Tensor, num: int, all_greedy: bool = False) -> DecodeOutput:
@@ -171,7 +173,7 @@ class ModelRunner:
         index = self.batch.logits_index
         if sampling and not self.prompt_logprobs.wanted:
             context.output_rows = index
-        hidden_states = self._forward(context)
+        hidden_states = (self.forward_mixed or self.forward)(context)
         prompt = self.prompt_logprobs.collect(step, hidden_states, context)
         rows = [step.rows[i] for i in sampling]
         if not sampling:
@@ -182,7 +184,8 @@ class ModelRunner:
         seq_lens = (self.batch.positions[index] + 1).to(torch.int32)
         return _Forward(logits, rows, self.batch.sampling_rows, seq_lens, prompt=prompt)
 
-    def _forward(self, context: StepContext) -> torch.Tensor:
+    def forward(self, context: StepContext) -> torch.Tensor:
+        """The hidden states of a step whose inputs are prepared."""
         batch = self.batch
         with set_step_context(context):
             return self.model(batch.input_ids[: context.num_tokens], batch.positions[: context.num_tokens])
@@ -238,7 +241,7 @@ class ModelRunner:
         context.seq_lens_cpu = lens
         context.max_seq_len = max(lens)
         self.rows.num_computed_np[self.rows.scratch] = 0
-        logits = self.model.logits(self._forward(context)[self.batch.logits_index])
+        logits = self.model.logits(self.forward(context)[self.batch.logits_index])
         self.sampler.sample(
             logits, scratch, self.batch.sampling_rows, context.seq_lens, self.rows.token_ids, self.rows.num_prompt
         )

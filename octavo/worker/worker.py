@@ -10,6 +10,7 @@ from octavo import ops
 from octavo.config.engine import EngineConfig
 from octavo.config.hf import HFConfig
 from octavo.errors import ConfigError
+from octavo.layers.attention.layer import PagedAttention
 from octavo.layers.build import attention_layers, materialise, process_after_loading
 from octavo.layers.embedding import Embedding
 from octavo.layers.linear import Linear, LinearMethod
@@ -26,6 +27,7 @@ from octavo.platforms import get_platform
 from octavo.types.kv_spec import KVCacheConfig, KVGroup, KVSpec
 from octavo.types.sampling_params import SamplingParams
 from octavo.types.step import NewRow, SchedulerOutput, TokenMasks
+from octavo.worker.compile import compile_blocks
 from octavo.worker.cpu_programs import CpuPrograms
 from octavo.worker.custom_logits import make_custom_processors, validate_params
 from octavo.worker.graphs import DecodeGraphs
@@ -40,7 +42,7 @@ from octavo.worker.sleep import HostWeights, release_memory
 logger = get_logger(__name__)
 
 # The CPU's worst step is measured on a fraction of its tokens and scaled: running it whole would take seconds of the start.
-CPU_MEASURED_TOKENS = 256
+CPU_MEASURED_TOKENS = 64
 
 # Token counts of mixed steps that between them meet every kernel the linears choose by the number of tokens.
 MIXED_STEP_TOKENS = (1, 2, 16, 32, 64, 128, 256, 1024)
@@ -95,6 +97,14 @@ class Worker:
         else:
             load_model(self.model, load, model.path, dtype=self.dtype, device=self.device, seed=model.seed)
         process_after_loading(self.model)
+        if self.config.compilation.compiles_blocks:
+            compile_blocks(self.model)
+        if self.config.cache.kv_cache_dtype == "fp8_e4m3":
+            layers = [layer for layer in self.model.modules() if isinstance(layer, PagedAttention)]
+            stored = sum(layer.has_stored_scales for layer in layers)
+            logger.info(
+                "8-bit KV cache: %d of %d layers have scales in the checkpoint, the others 1", stored, len(layers)
+            )
         if self.config.observability.layerwise_nvtx:
             add_layer_ranges(self.model)
 
@@ -120,6 +130,9 @@ class Worker:
             scheduler.max_num_batched_tokens,
             min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens),
         )
+        if self.config.compilation.compiles_blocks:  # before anything is measured
+            for num in (1, min(tokens, 2 * requests)):
+                self.runner.dummy_step(num, min(num, requests))
         if self.device.type == "cpu":
             part = min(tokens, CPU_MEASURED_TOKENS)
             measured = measure_working_bytes(
@@ -229,7 +242,7 @@ class Worker:
         buffers = [zero_bytes(kv.num_blocks * kv.page_bytes, self.device) for _ in range(kv.group_size)]
         for index, group in enumerate(kv.groups):
             spec = group.spec
-            dtype = getattr(torch, spec.dtype)
+            dtype = torch.float8_e4m3fn if spec.dtype == "fp8_e4m3" else getattr(torch, spec.dtype)
             for buffer, name in zip(buffers, group.layer_names, strict=False):
                 layers[name].group = index
                 layers[name].kv_cache = buffer.view(dtype).view(kv.num_blocks, *spec.page_shape)
@@ -246,21 +259,31 @@ class Worker:
         """Run what would be slow the first time: kernels, then graphs."""
         started = time.perf_counter()
         self.runner.dummy_step(1, 1)
+        compilation = self.config.compilation
         if sizes := self._capture_sizes():
-            self.runner.graphs = DecodeGraphs(self.runner.decode_step, sizes)
-            self.runner.graphs.capture()
-        elif self.device.type == "cpu" and not self.config.compilation.enforce_eager:
-            self.runner.graphs = CpuPrograms.try_make(self.runner, self.config.scheduler.max_num_seqs)
+            self.runner.graphs = self._capture(sizes)
+        elif self.device.type == "cpu" and not compilation.enforce_eager and not compilation.compiles_blocks:
+            self.runner.graphs = CpuPrograms.try_make(self.runner)
         logger.info("warm-up took %.2f s", time.perf_counter() - started)
         used = {name: op.chosen() for name, op in sorted(REGISTRY.items()) if op.is_in_use}
         serving = ", ".join(f"{name}={provider}" for name, provider in used.items() if provider != "torch")
         logger.info("operators served by: %s; the others by torch", serving)
 
+    def _capture(self, sizes: list[int]) -> DecodeGraphs | None:
+        graphs = DecodeGraphs(self.runner.decode_step, sizes)
+        # Our own models are written to be captured; of others' code it has to be seen.
+        wait = graphs.find_wait() if self.config.model.model_impl == "transformers" else None
+        if wait is not None:
+            logger.warning("no graphs: this model's code waits for the device, at %s", wait)
+            return None
+        graphs.capture()
+        return graphs
+
     def free_cache(self) -> None:
         """Sleep: let go of the KV cache, and of rows, buffers and graphs with it."""
         runner = vars(self).pop("runner", None)  # none, when making one failed
         if runner is not None:
-            runner.graphs = None  # they hold the runner, and the runner them
+            runner.graphs = runner.forward_mixed = None  # they hold the runner, and the runner them
         vars(self).pop("rows", None)
         for layer in attention_layers(self.model).values():
             layer.kv_cache = torch.empty(0)

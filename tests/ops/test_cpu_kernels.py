@@ -198,7 +198,32 @@ def test_a_program_repeats_what_was_recorded(team):
     del y
     x.mul_(4.0)  # programs read their inputs where they are
     program.run()
-    torch.testing.assert_close(reopen(), 4.0 * first)
+    torch.testing.assert_close(reopen(2), 4.0 * first)
+
+
+def test_a_program_serves_other_numbers_of_rows_than_it_was_recorded_with(team):
+    shards = (pack_gguf(torch.from_numpy(random_blocks("Q4_1", 64, 2)), "Q4_1"),)
+    x = torch.randn(50, 64)
+    buffers = runtime.BufferPool()
+    with runtime.recording(buffers, runtime.Count(3, 50), runtime.Count(2, 8)) as made:
+        y = gguf_linear(gguf_linear(x[:3], shards), shards, residual=x[:3])
+    again = buffers.reopener(y)
+    program = made.program()
+    for rows in (50, 1, 17):
+        program.run(rows, 1)
+        want = gguf_linear(gguf_linear(x[:rows], shards), shards, residual=x[:rows])
+        torch.testing.assert_close(again(rows), want)
+    with pytest.raises(AssertionError):
+        program.run(51, 1)
+
+
+def test_rows_that_are_no_count_of_the_program_are_not_recorded(team):
+    shards = (pack_gguf(torch.from_numpy(random_blocks("Q4_1", 64, 2)), "Q4_1"),)
+    with (
+        runtime.recording(runtime.BufferPool(), runtime.Count(3, 50)),
+        pytest.raises(runtime.NotRecordableError, match="4 rows"),
+    ):
+        gguf_linear(torch.randn(4, 64), shards)
 
 
 def test_a_child_of_fork_gets_threads_of_its_own():

@@ -1,9 +1,11 @@
 """The C++ kernels of attention: head norms, rotary embedding and the cache write in one; decode and prefill in the other."""
 
+import ctypes
+
 import torch
 
 from octavo.ops.attention import decode_attention, paged_attention
-from octavo.ops.cpu.runtime import call, empty, is_available, runtime
+from octavo.ops.cpu.runtime import call, count, empty, is_available, runtime
 from octavo.ops.cpu.structs import AttentionArgs, Cache, RopeArgs
 from octavo.ops.rope import qkv_rope_write
 
@@ -56,12 +58,12 @@ def _qkv_rope_write_cpu(
     qkv, positions, cos_sin, kv_cache, slot_mapping, num_heads, num_kv_heads,
     q_norm=None, k_norm=None, eps=1e-6, interleaved=False, k_scale=1.0, v_scale=1.0,
 ):  # fmt: skip
-    tokens = qkv.shape[0]
-    q = empty((tokens, num_heads, kv_cache.shape[-1]))
+    num_tokens = count(qkv.shape[0])
+    q = empty((qkv.shape[0], num_heads, kv_cache.shape[-1]))
     args = RopeArgs(
         qkv=qkv.data_ptr(),
         qkv_stride=qkv.stride(0),
-        tokens=tokens,
+        tokens=ctypes.addressof(num_tokens),
         positions=positions.data_ptr(),
         cos_sin=_pointer(cos_sin),
         rotary_dim=0 if cos_sin is None else cos_sin.shape[-1],
@@ -74,7 +76,7 @@ def _qkv_rope_write_cpu(
         eps=eps,
         q=q.data_ptr(),
     )
-    call("qkv_rope_write", args, positions, cos_sin, kv_cache, slot_mapping, q_norm, k_norm)
+    call("qkv_rope_write", args, num_tokens, positions, cos_sin, kv_cache, slot_mapping, q_norm, k_norm)
     return q
 
 
@@ -106,7 +108,7 @@ def _paged_attention_cpu(
 
 def _attend(q, kv_cache, block_table, query_start_loc, seq_lens, scale, window, softcap, sinks, alibi_slopes):
     """`query_start_loc` None: every request has one token."""
-    run = runtime()
+    run, num_requests = runtime(), count(seq_lens.shape[0])
     num_heads, head_dim = q.shape[1:]
     num_kv_heads = kv_cache.shape[3]
     out = empty(tuple(q.shape))
@@ -120,7 +122,7 @@ def _attend(q, kv_cache, block_table, query_start_loc, seq_lens, scale, window, 
         table_stride=block_table.stride(0),
         query_start=_pointer(query_start_loc),
         seq_lens=seq_lens.data_ptr(),
-        requests=seq_lens.shape[0],
+        requests=ctypes.addressof(num_requests),
         num_heads=num_heads,
         scale=scale,
         window=window,
@@ -130,7 +132,18 @@ def _attend(q, kv_cache, block_table, query_start_loc, seq_lens, scale, window, 
         out=out.data_ptr(),
         workspace=workspace.data_ptr(),
     )
-    call("attention", args, kv_cache, block_table, query_start_loc, seq_lens, sinks, alibi_slopes, workspace)
+    call(
+        "attention",
+        args,
+        num_requests,
+        kv_cache,
+        block_table,
+        query_start_loc,
+        seq_lens,
+        sinks,
+        alibi_slopes,
+        workspace,
+    )
     return out
 
 

@@ -4,7 +4,7 @@ import ctypes
 
 import torch
 
-from octavo.ops.cpu.runtime import call, empty, is_available, load_library, runtime
+from octavo.ops.cpu.runtime import call, count, empty, is_available, load_library, most, runtime
 from octavo.ops.cpu.structs import ACTIVATIONS, MAX_SHARDS, EmbeddingArgs, LinearArgs, PackedWeight
 from octavo.ops.linear.gguf_linear import gguf_embedding, gguf_linear
 from octavo.ops.linear.packed import PackedMatrix, QuantKind
@@ -69,12 +69,12 @@ def _gguf_linear_cpu(x, shards, bias=None, norm_weight=None, eps=0.0, activation
     out = empty((tokens, width))
     if tokens == 0:
         return out
-    run = runtime()
-    workspace = run.workspace(run.library.octavo_linear_workspace(tokens, cols, run.num_threads))
+    run, num_tokens = runtime(), count(tokens)
+    workspace = run.workspace(run.library.octavo_linear_workspace(most(tokens), cols, run.num_threads))
     args = LinearArgs(
         x=x.data_ptr(),
         x_stride=x.stride(0),
-        tokens=tokens,
+        tokens=ctypes.addressof(num_tokens),
         cols=cols,
         num_shards=len(shards),
         activation=ACTIVATIONS[activation],
@@ -90,7 +90,7 @@ def _gguf_linear_cpu(x, shards, bias=None, norm_weight=None, eps=0.0, activation
     )
     for i, shard in enumerate(shards):
         args.shards[i] = _structure(shard)
-    call("linear", args, shards, bias, norm_weight, workspace)
+    call("linear", args, num_tokens, shards, bias, norm_weight, workspace)
     return out
 
 
@@ -105,8 +105,8 @@ def _accepts_embedding(input_ids, table, scale=1.0) -> bool:
 
 @gguf_embedding.register("cpu", supported=is_available, accepts=_accepts_embedding)
 def _gguf_embedding_cpu(input_ids, table, scale=1.0):
-    tokens = input_ids.shape[0]
-    out = empty((tokens, table.cols))
-    args = EmbeddingArgs(input_ids.data_ptr(), tokens, _structure(table), scale, out.data_ptr())
-    call("embedding", args, input_ids, table)
+    num_tokens = count(input_ids.shape[0])
+    out = empty((input_ids.shape[0], table.cols))
+    args = EmbeddingArgs(input_ids.data_ptr(), ctypes.addressof(num_tokens), _structure(table), scale, out.data_ptr())
+    call("embedding", args, num_tokens, input_ids, table)
     return out

@@ -118,36 +118,61 @@ def runtime() -> Runtime:
     return _runtime
 
 
-class Program:
-    """A recorded sequence of kernels with fixed arguments."""
+class NotRecordableError(Exception):
+    """Part of what should be recorded ran outside the kernels, or has a size that a program cannot change."""
 
-    def __init__(self, steps: list[tuple[int, ctypes.Structure]], kept: list[Any]):
+
+class Count:
+    """A number that each run of a program sets anew: of tokens, or of requests."""
+
+    def __init__(self, recorded: int, most: int):
+        self.recorded = recorded  # while the program was made
+        self.most = most
+        self.cell = ctypes.c_int64(recorded)
+
+
+class Program:
+    """A recorded sequence of kernels. Their arguments are fixed, apart from the counts."""
+
+    def __init__(self, steps: list[tuple[int, ctypes.Structure]], kept: list[Any], counts: tuple[Count, ...]):
         self._kept = (steps, kept)  # what the raw pointers point to
-        self._count = len(steps)
+        self._counts = counts
+        self._num_steps = len(steps)
         words = [word for kernel, args in steps for word in (kernel, ctypes.addressof(args))]
-        assert len(words) * 8 == STEP_BYTES * self._count
+        assert len(words) * 8 == STEP_BYTES * self._num_steps
         self._steps = (ctypes.c_void_p * len(words))(*words)
         self._runtime = runtime()
 
     def __len__(self) -> int:
-        return self._count
+        return self._num_steps
 
-    def run(self) -> None:
-        """Repeat it."""
-        self._runtime.run(self._steps, self._count)
+    def run(self, *values: int) -> None:
+        """Repeat it with these counts, at most as many of each as was said when it was recorded."""
+        for count, value in zip(self._counts, values, strict=True):
+            assert 0 < value <= count.most
+            count.cell.value = value
+        self._runtime.run(self._steps, self._num_steps)
 
 
 class Recording:
     """Writes kernel calls down and lends them memory; buffers return to the lender once no tensor uses them."""
 
-    def __init__(self, buffers: "BufferPool"):
+    def __init__(self, buffers: "BufferPool", counts: tuple[Count, ...]):
         self.steps: list[tuple[int, ctypes.Structure]] = []
         self.kept: list[Any] = []
         self.buffers = buffers
+        self.counts = counts
 
     def program(self) -> Program:
         """What was recorded."""
-        return Program(self.steps, self.kept)
+        return Program(self.steps, self.kept, self.counts)
+
+    def count_of(self, number: int) -> Count:
+        """The count that a leading dimension stands for. Counts are recorded with different numbers."""
+        for count in self.counts:
+            if count.recorded == number:
+                return count
+        raise NotRecordableError(f"an operator has {number} rows, which is no count of the program")
 
 
 class BufferPool:
@@ -170,11 +195,11 @@ class BufferPool:
             self._storages.append(base)
         return base[:num_bytes].view(dtype).view(shape)
 
-    def reopener(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """A function that gives the tensor again later. Holding it instead would keep its buffer from other programs."""
+    def reopener(self, tensor: torch.Tensor) -> Callable[[int], torch.Tensor]:
+        """A function that gives the first rows of the tensor again later. Holding it would keep its buffer from others."""
         base = next(s for s in self._storages if s.data_ptr() == tensor.data_ptr())
-        shape, dtype, num_bytes = tensor.shape, tensor.dtype, tensor.numel() * tensor.element_size()
-        return lambda: base[:num_bytes].view(dtype).view(shape)
+        shape, dtype, row_bytes = tensor.shape[1:], tensor.dtype, tensor[0].numel() * tensor.element_size()
+        return lambda rows: base[: rows * row_bytes].view(dtype).view(rows, *shape)
 
 
 def _num_users(tensor: torch.Tensor) -> int:
@@ -189,20 +214,37 @@ _results = BufferPool()
 
 
 @contextmanager
-def recording(buffers: BufferPool) -> Iterator[Recording]:
-    """Record the kernel calls of the block. They run as well, so that what follows sees their results."""
+def recording(buffers: BufferPool, *counts: Count) -> Iterator[Recording]:
+    """Record the kernel calls of the block. They run as well, so that what follows sees their results.
+
+    With `counts`, the leading dimension of every operator must be one of them, and its memory is made for the most.
+    """
     global _recording
     assert _recording is None, "recordings do not nest"
-    _recording = Recording(buffers)
+    _recording = Recording(buffers, counts)
     try:
         yield _recording
     finally:
         _recording = None
 
 
+def count(number: int) -> ctypes.c_int64:
+    """A cell with a number of rows, for a kernel's arguments: the recorded program's own, where it has counts."""
+    if _recording is None or not _recording.counts:
+        return ctypes.c_int64(number)
+    return _recording.count_of(number).cell
+
+
+def most(number: int) -> int:
+    """The most rows that `number` of them stand for."""
+    return number if _recording is None or not _recording.counts else _recording.count_of(number).most
+
+
 def empty(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Memory for an operator's result. Large results are lent from a pool: the system would take fresh pages for each."""
-    return (_results if _recording is None else _recording.buffers).empty(shape, dtype)
+    if _recording is None:
+        return _results.empty(shape, dtype)
+    return _recording.buffers.empty((most(shape[0]), *shape[1:]), dtype)[: shape[0]]
 
 
 def call(name: str, args: ctypes.Structure, *kept: Any) -> None:

@@ -1,9 +1,11 @@
 """The C++ kernels at both ends of a decode step: inputs gathered from the rows, the likeliest token chosen and stored."""
 
+import ctypes
+
 import torch
 
 from octavo.ops.cpu.attention import _reads
-from octavo.ops.cpu.runtime import call, empty, is_available, runtime
+from octavo.ops.cpu.runtime import call, count, empty, is_available, most, runtime
 from octavo.ops.cpu.structs import BEST_BYTES, MAX_GROUPS, ArgmaxArgs, GatherArgs, StoreArgs
 from octavo.ops.inputs import prepare_inputs, store_sampled
 from octavo.ops.sampling import sample
@@ -28,9 +30,10 @@ def _gather_decode_cpu(
     rows, token_request, query_start_loc, num_computed, token_ids, block_tables, block_sizes,
     input_ids, positions, seq_lens, slot_mappings, step_tables,
 ):  # fmt: skip
+    num_requests = count(rows.shape[0])
     args = GatherArgs(
         rows=rows.data_ptr(),
-        requests=rows.shape[0],
+        requests=ctypes.addressof(num_requests),
         num_computed=num_computed.data_ptr(),
         scratch_row=num_computed.shape[0] - 1,
         token_ids=token_ids.data_ptr(),
@@ -46,7 +49,18 @@ def _gather_decode_cpu(
         group = args.groups[i]
         group.block_table, group.width, group.block_size = table.data_ptr(), table.shape[1], size
         group.slots, group.step_table = slots.data_ptr(), step_table.data_ptr()
-    kept = (rows, num_computed, token_ids, *block_tables, input_ids, positions, seq_lens, *slot_mappings, *step_tables)
+    kept = (
+        num_requests,
+        rows,
+        num_computed,
+        token_ids,
+        *block_tables,
+        input_ids,
+        positions,
+        seq_lens,
+        *slot_mappings,
+        *step_tables,
+    )
     call("gather_decode", args, *kept)
 
 
@@ -58,20 +72,20 @@ def _accepts_argmax(
 
 @sample.register("cpu_greedy", supported=is_available, accepts=_accepts_argmax)
 def _argmax_cpu(logits, rows, positions, temperature, top_k, top_p, min_p, seeds, all_greedy=False, any_filter=True):
-    run = runtime()
     num, vocab_size = logits.shape
+    run, num_rows = runtime(), count(num)
     token_ids, is_bad = empty((num,), torch.int32), empty((num,), torch.bool)
-    workspace = run.workspace(num * run.num_threads * BEST_BYTES)
+    workspace = run.workspace(most(num) * run.num_threads * BEST_BYTES)
     args = ArgmaxArgs(
         logits.data_ptr(),
         logits.stride(0),
-        num,
+        ctypes.addressof(num_rows),
         vocab_size,
         token_ids.data_ptr(),
         is_bad.data_ptr(),
         workspace.data_ptr(),
     )
-    call("argmax", args, workspace)
+    call("argmax", args, num_rows, workspace)
     return token_ids, is_bad
 
 
@@ -81,13 +95,14 @@ def _accepts_store(sampled, rows, seq_lens, token_ids) -> bool:
 
 @store_sampled.register("cpu", supported=is_available, accepts=_accepts_store)
 def _store_sampled_cpu(sampled, rows, seq_lens, token_ids):
+    num = count(sampled.shape[0])
     args = StoreArgs(
         sampled.data_ptr(),
         rows.data_ptr(),
         seq_lens.data_ptr(),
-        sampled.shape[0],
+        ctypes.addressof(num),
         token_ids.data_ptr(),
         token_ids.shape[1],
         token_ids.shape[0] - 1,
     )
-    call("store_sampled", args, rows, seq_lens, token_ids)
+    call("store_sampled", args, num, rows, seq_lens, token_ids)

@@ -7,6 +7,7 @@ STEP_BYTES = 16  # pool.h: Step
 BEST_BYTES = 64  # step.cpp: Best
 MAX_SHARDS = 4
 MAX_GROUPS = 8
+Count = c_void_p  # pool.h: the address of an int64
 ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4}
 
 
@@ -32,7 +33,7 @@ class LinearArgs(ctypes.Structure):
     _fields_ = [
         ("x", c_void_p),
         ("x_stride", c_int64),
-        ("tokens", c_int64),
+        ("tokens", Count),
         ("cols", c_int64),
         ("shards", PackedWeight * MAX_SHARDS),
         ("num_shards", c_int32),
@@ -54,7 +55,7 @@ class EmbeddingArgs(ctypes.Structure):
 
     _fields_ = [
         ("ids", c_void_p),
-        ("tokens", c_int64),
+        ("tokens", Count),
         ("table", PackedWeight),
         ("scale", c_float),
         ("out", c_void_p),
@@ -79,7 +80,7 @@ class RopeArgs(ctypes.Structure):
     _fields_ = [
         ("qkv", c_void_p),
         ("qkv_stride", c_int64),
-        ("tokens", c_int64),
+        ("tokens", Count),
         ("positions", c_void_p),
         ("cos_sin", c_void_p),
         ("rotary_dim", c_int64),
@@ -105,7 +106,7 @@ class AttentionArgs(ctypes.Structure):
         ("table_stride", c_int64),
         ("query_start", c_void_p),
         ("seq_lens", c_void_p),
-        ("requests", c_int64),
+        ("requests", Count),
         ("num_heads", c_int32),
         ("scale", c_float),
         ("window", c_int32),
@@ -134,7 +135,7 @@ class GatherArgs(ctypes.Structure):
 
     _fields_ = [
         ("rows", c_void_p),
-        ("requests", c_int64),
+        ("requests", Count),
         ("num_computed", c_void_p),
         ("scratch_row", c_int64),
         ("token_ids", c_void_p),
@@ -154,7 +155,7 @@ class ArgmaxArgs(ctypes.Structure):
     _fields_ = [
         ("logits", c_void_p),
         ("stride", c_int64),
-        ("rows", c_int64),
+        ("rows", Count),
         ("vocab", c_int64),
         ("token_ids", c_void_p),
         ("is_bad", c_void_p),
@@ -169,7 +170,7 @@ class StoreArgs(ctypes.Structure):
         ("sampled", c_void_p),
         ("rows", c_void_p),
         ("seq_lens", c_void_p),
-        ("count", c_int64),
+        ("count", Count),
         ("token_ids", c_void_p),
         ("max_len", c_int64),
         ("scratch_row", c_int64),

@@ -131,6 +131,13 @@ def test_programs_give_what_operators_give(model):
 
 
 @needs_kernels
+@pytest.mark.parametrize("limits", [{"max_num_batched_tokens": 24}, {"max_num_seqs": 1}, {"max_num_batched_tokens": 8}])
+def test_programs_run_chunks_beside_decodes(model, limits):
+    want = generate(model, greedy(12), enforce_eager=True)
+    assert generate(model, greedy(12), **limits) == want
+
+
+@needs_kernels
 def test_two_steps_in_flight_and_preemption_change_nothing(model):
     want = generate(model, greedy(40))
     assert generate(model, greedy(40), async_scheduling=True) == want
