@@ -237,7 +237,8 @@ def time_all(models: list[str], tokens_list: tuple[int, ...], report: Report) ->
                 f"us {name} experts {tokens}": seconds * 1e6,
             }
             print(
-                f"{name} {tokens} tokens: route {routing * 1e6:.1f} us (other kernel {other_routing * 1e6:.1f}), experts {seconds * 1e6:.1f} us, "
+                f"{name} {tokens} tokens: route {routing * 1e6:.1f} us (other kernel {other_routing * 1e6:.1f}), "
+                f"experts {seconds * 1e6:.1f} us, "
                 f"{num_bytes / seconds / 1e9:.0f} GB/s, {flops / seconds / 1e12:.0f} TFLOP/s",
                 flush=True,
             )
