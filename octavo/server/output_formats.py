@@ -66,14 +66,14 @@ class Reading:
     section: ReasoningSection | None = None
     shown_special_token_ids: list[int] = field(default_factory=list)
     constraint: StructuredOutputsParams | None = None  # what the answer is forced to be
-    is_thinking_off: bool = False  # the prompt has closed the section: there is nothing that a budget could limit
+    is_thinking_off: bool = False  # there is nothing that a budget could limit
 
     def make_machine(self) -> TextMachine:
         """A machine for one choice."""
         if self.machine is None:
             return PlainText()
         machine = self.machine(self.plan)
-        if self.section is not None and self.tokenizer is not None:
+        if self.plan.reasoning_starts and self.tokenizer is not None:
             counting = replace(self.plan, openings={}, bare={}, tools={}, max_calls=None)
             machine.sections = TokenSections(self.machine(counting), self.tokenizer, self.plan.hides_reasoning)
         return machine
@@ -146,7 +146,7 @@ class OutputFormats:
                 reasoning_starts=self.reasoning.starts,
                 reasoning_ends=self.reasoning.ends,
                 in_reasoning=is_open is True,
-                may_reason=is_open is None,
+                may_reason=is_open is not True,  # a model may open a section that nobody asked for
                 layout=self.reasoning.layout,
             )
         plan = self._with_tools(plan, use)

@@ -36,15 +36,13 @@ class ReasoningFormat:
         return [self.example, *self.starts, *self.ends, *self.layout]
 
     def is_open(self, prompt: str, variables: dict[str, Any]) -> bool | None:
-        """Whether answers to a prompt begin inside the section; None: unless they begin with an opening mark, no."""
+        """Whether answers to a prompt begin inside the section; False: thinking is off, None: they may open it first."""
         prompt = prompt.rstrip()
         if prompt.endswith(self.starts):
             return True
-        if prompt.endswith(self.ends):
+        if prompt.endswith(self.ends) or any(variables.get(name) is False for name in SWITCHES):
             return False
-        if self.is_assumed and not any(variables.get(name) is False for name in SWITCHES):
-            return True
-        return None
+        return True if self.is_assumed else None
 
 
 REASONING_FORMATS = (
