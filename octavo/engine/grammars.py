@@ -1,7 +1,9 @@
 """What the core gives its grammars: the vocabulary of the model's tokenizer, read when the first request asks for it."""
 
+from importlib.util import find_spec
+
 from octavo.config.engine import EngineConfig
-from octavo.errors import ClientError
+from octavo.errors import ClientError, ConfigError
 from octavo.structured_output.manager import GrammarManager
 from octavo.structured_output.vocabulary import Vocabulary
 from octavo.tokenizer import get_tokenizer
@@ -9,6 +11,8 @@ from octavo.tokenizer import get_tokenizer
 
 def make_grammar_manager(config: EngineConfig) -> GrammarManager:
     """The manager of a core; it costs nothing until a request follows a grammar."""
+    if config.structured_outputs.backend == "xgrammar" and find_spec("xgrammar") is None:
+        raise ConfigError("the grammar backend xgrammar is not installed: pip install 'octavo[xgrammar]'.")
     return GrammarManager(config.structured_outputs, lambda: _read_vocabulary(config), config.scheduler.max_num_seqs)
 
 

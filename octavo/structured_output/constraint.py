@@ -1,6 +1,8 @@
 """`Constraint`: what a client asked for, checked and in one canonical form. Equal constraints share a compiled grammar."""
 
 import json
+import re
+import warnings
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -49,6 +51,7 @@ def make_constraint(params: StructuredOutputsParams, config: StructuredOutputsCo
         return Constraint("choice", _to_json(list(dict.fromkeys(params.choice))))
     if params.regex is not None:
         _check_brackets(params.regex, "regex")
+        _check_repeats(params.regex)
         return Constraint("regex", params.regex)
     if params.grammar is not None:
         _check_brackets(params.grammar, "grammar")
@@ -69,6 +72,18 @@ def _check_brackets(text: str, kind: str) -> None:
         depth += (character in "([{") - (character in ")]}")
         if depth > MAX_BRACKETS:
             raise _bad(f"{kind} opens more than {MAX_BRACKETS} brackets inside each other.")
+
+
+def _check_repeats(pattern: str) -> None:
+    """Refuse `a**`, which no dialect means and some engines read as `(a*)*`."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            re.compile(pattern)
+    except re.error as error:  # of another dialect, perhaps: the engine decides
+        if "multiple repeat" in error.msg:
+            raise _bad(f"regex has a {error}.") from None
+    except (OverflowError, RecursionError):
+        pass
 
 
 def _bad(message: str) -> ClientError:

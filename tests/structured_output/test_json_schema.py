@@ -20,6 +20,12 @@ def backend():
     return LLGuidance(bytes_vocabulary())
 
 
+@pytest.fixture(scope="module")
+def xgrammar_backend():
+    module = pytest.importorskip("octavo.structured_output.xgrammar_backend")
+    return module.XGrammar(bytes_vocabulary())
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["what"])
 def test_the_grammar_takes_what_is_valid(backend, case):
     schema = case["schema"]
@@ -33,6 +39,17 @@ def test_the_grammar_takes_what_is_valid(backend, case):
             for separators in ((", ", ": "), (",", ":")):
                 text = json.dumps(value, ensure_ascii=False, separators=separators)
                 assert takes(backend, compiled, text) == is_valid, text
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["what"])
+def test_xgrammar_refuses_what_it_would_not_enforce(xgrammar_backend, case):
+    try:
+        compiled = compile_with(xgrammar_backend, json=case["schema"])
+    except ClientError as refusal:
+        assert "xgrammar" in str(refusal) or "not supported" in str(refusal)
+        return
+    for value in case["invalid"]:
+        assert not takes(xgrammar_backend, compiled, json.dumps(value, ensure_ascii=False)), value
 
 
 def test_every_supported_keyword_and_format_has_a_case():
