@@ -4,6 +4,7 @@
     python benchmarks/kernels_h200.py time               each operator by provider, microseconds and GB/s
     python benchmarks/kernels_h200.py step               whole decode steps of one model in one graph, milliseconds
     python benchmarks/kernels_h200.py tune --table FILE  measure the candidates, write octavo/ops/tuned/<device>.json
+    python benchmarks/kernels_h200.py tune-fp8-cache     the same for decode attention from an 8-bit KV cache alone
 
 `--models` and `--batches` narrow it down; `--json FILE` keeps the numbers; `--budget SECONDS` stops in time. Times are medians
 of graph replays; weights and caches rotate over more copies than L2 holds.
@@ -33,7 +34,8 @@ from octavo.ops.linear import _linear_composed, linear
 from octavo.ops.norm import rms_norm
 from octavo.ops.registry import REGISTRY
 from octavo.ops.rope import qkv_rope_write, write_kv
-from octavo.ops.triton_utils import is_recording, next_power_of_2, override_pdl, table_name
+from octavo.ops.triton_compile import KernelCompiler
+from octavo.ops.triton_utils import is_recording, next_power_of_2, override_pdl, record_launches, table_name
 
 DTYPE = torch.bfloat16
 COLD_BYTES = 400_000_000
@@ -173,11 +175,13 @@ class Report:
 # --- arguments of the attention operators
 
 
-def kv_setup(m: Model, lens: list[int], copies: int = 1, block_size: int = BLOCK_SIZE):
+def kv_setup(
+    m: Model, lens: list[int], copies: int = 1, block_size: int = BLOCK_SIZE, cache_dtype: torch.dtype = DTYPE
+):
     """Caches [copies], block table, lengths and slots for requests of `lens` tokens, blocks in random order."""
     per_request = -(-max(lens) // block_size)
     num_blocks = per_request * len(lens) + 1
-    caches = [rand(num_blocks, 2, block_size, m.kv_heads, m.head_dim) for _ in range(copies)]
+    caches = [rand(num_blocks, 2, block_size, m.kv_heads, m.head_dim).to(cache_dtype) for _ in range(copies)]
     dev = device()
     if is_recording():
         table = torch.empty(len(lens), per_request, dtype=torch.int32, device=dev)
@@ -362,12 +366,12 @@ def time_linears(m: Model, name: str, batches: tuple[int, ...], report: Report) 
 
 
 def decode_calls(
-    m: Model, lens: list[int], bound: int, run: Callable, max_copies: int = 64
+    m: Model, lens: list[int], bound: int, run: Callable, max_copies: int = 64, cache_dtype: torch.dtype = DTYPE
 ) -> list[Callable[[], object]]:
     """Calls of decode attention over as many caches as L2 cannot hold."""
-    per_cache = sum(lens) * m.kv_heads * m.head_dim * 4
+    per_cache = sum(lens) * m.kv_heads * m.head_dim * 2 * cache_dtype.itemsize
     copies = max(2, min(max_copies, COLD_BYTES // per_cache + 1))
-    caches, table, seq_lens, slots = kv_setup(m, lens, copies)
+    caches, table, seq_lens, slots = kv_setup(m, lens, copies, cache_dtype=cache_dtype)
     cos_sin = rope_table(m)
     q_norm, k_norm = head_norms(m)
     qkv = rand(len(lens), m.qkv_width)
@@ -600,12 +604,23 @@ def decode_candidates(batch: int, kv_heads: int) -> Iterator[dict]:
                 yield entry | {"max_tokens": 4096, "preload": preload}
 
 
-def tune_decode(m: Model, name: str, table: dict, report: Report) -> None:
+def tune_decode(m: Model, name: str, table: dict, report: Report, cache_dtype: torch.dtype = DTYPE) -> None:
     """The cut with the least time summed over short, middle and ragged contexts, by batch."""
     from octavo.ops.attention import triton_decode
 
-    section = table.setdefault("decode", {}).setdefault(f"{m.heads},{m.kv_heads},{m.head_dim}", {})
-    for batch in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+    size = cache_dtype.itemsize
+    key = triton_decode.table_key(m.heads, m.kv_heads, m.head_dim, size)
+    section = table.setdefault("decode", {}).setdefault(key, {})
+    batches = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    run = triton_decode.decode_attention_triton
+    with record_launches() as launches:
+        for batch in batches:
+            (call, *_) = decode_calls(m, [1024] * batch, 8192, run, 1, cache_dtype)
+            for entry in decode_candidates(batch, m.kv_heads):
+                call(config=triton_decode.DecodeConfig(**entry))
+    major, minor = torch.cuda.get_device_capability()
+    KernelCompiler(10 * major + minor).compile(launches)
+    for batch in batches:
         if report.left() < 15:
             return
         contexts = [[256] * batch, [1024] * batch, [100 + 97 * i % 1900 for i in range(batch)]]
@@ -613,28 +628,31 @@ def tune_decode(m: Model, name: str, table: dict, report: Report) -> None:
         totals = dict.fromkeys(entries, 0.0)
         shown = {key: [] for key in entries}
         for lens in contexts:
-            calls = decode_calls(m, lens, 8192, triton_decode.decode_attention_triton, 16)
+            calls = decode_calls(m, lens, 8192, run, 16, cache_dtype)
             for key, entry in entries.items():
                 config = triton_decode.DecodeConfig(**entry)
                 seconds = time_graph([functools.partial(call, config=config) for call in calls], 5)
                 # Relative to the bytes moved, so that the long contexts do not decide alone.
-                totals[key] += seconds / (2e-6 + sum(lens) * m.kv_heads * m.head_dim * 4 / 4.5e12)
+                totals[key] += seconds / (2e-6 + sum(lens) * m.kv_heads * m.head_dim * 2 * size / 4.5e12)
                 shown[key].append(f"{seconds * 1e6:.1f}")
             del calls
             torch.cuda.empty_cache()
         best = min(totals, key=totals.get)
         section[str(batch if batch < 256 else 1 << 20)] = entries[best]
-        default = dataclasses.asdict(triton_decode.choose(batch, m.heads, m.kv_heads, m.head_dim, 2))
+        default = dataclasses.asdict(triton_decode.choose(batch, m.heads, m.kv_heads, m.head_dim, size))
         print(f"{name} decode {batch}: {' / '.join(shown[best])} us {entries[best]} (was {default})", flush=True)
 
 
-def tune(models: list[str], path: Path | None, report: Report) -> None:
+def tune(models: list[str], path: Path | None, report: Report, only_fp8_cache: bool = False) -> None:
     """Measure and write the device's table; what a shortened run did not reach keeps its old entries."""
     path = path or Path(ops.__file__).parent / "tuned" / f"{table_name(torch.cuda.get_device_name())}.json"
     table = json.loads(path.read_text()) if path.is_file() else {}
     for name in models:
-        tune_decode(MODELS[name], name, table, report)
-        tune_linears(linears(MODELS[name]), name, table, report)
+        if only_fp8_cache:
+            tune_decode(MODELS[name], name, table, report, torch.float8_e4m3fn)
+        else:
+            tune_decode(MODELS[name], name, table, report)
+            tune_linears(linears(MODELS[name]), name, table, report)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(table, indent=1) + "\n")
     print(f"wrote {path}", flush=True)
@@ -658,8 +676,8 @@ def launch_everything(models: list[str] | None, sweep: bool) -> None:
             embedding_fn(ids, rand(m.vocab, m.hidden))
             norm_fn(rand(batch, m.hidden), rand(m.hidden), EPS)
             provider("gated_activation")(rand(batch, 2 * m.intermediate), "silu")
-            for block_size in (16, 64):
-                caches, table, seq_lens, slots = kv_setup(m, [1024] * batch, block_size=block_size)
+            for block_size, cache_dtype in itertools.product((16, 64), (DTYPE, torch.float8_e4m3fn)):
+                caches, table, seq_lens, slots = kv_setup(m, [1024] * batch, 1, block_size, cache_dtype)
                 qkv, q = rand(batch, m.qkv_width), rand(batch, m.heads, m.head_dim)
                 scale = m.head_dim**-0.5
                 tail = (m.heads, m.kv_heads, q_norm, k_norm, EPS)
@@ -693,15 +711,15 @@ def launch_everything(models: list[str] | None, sweep: bool) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="*", default=["check", "time"], help="check, time, step, tune")
+    parser.add_argument("what", nargs="*", default=["check", "time"], help="check, time, step, tune, tune-fp8-cache")
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--batches", nargs="*", type=int, default=list(BATCHES))
     parser.add_argument("--table", type=Path, default=None)
     parser.add_argument("--json", type=Path, default=None)
     parser.add_argument("--budget", type=float, default=90.0, help="seconds; what does not fit is left out")
     args = parser.parse_args()
-    if unknown := set(args.what) - {"check", "time", "step", "tune"}:
-        parser.error(f"unknown: {sorted(unknown)}; there are check, time, step and tune")
+    if unknown := set(args.what) - {"check", "time", "step", "tune", "tune-fp8-cache"}:
+        parser.error(f"unknown: {sorted(unknown)}; there are check, time, step, tune and tune-fp8-cache")
     if not torch.cuda.is_available():
         print("kernels_h200: needs an NVIDIA GPU; torch sees none")
         return
@@ -717,7 +735,7 @@ def main() -> None:
         elif what == "step":
             time_steps(args.models, batches, report)
         else:
-            tune(args.models, args.table, report)
+            tune(args.models, args.table, report, only_fp8_cache=what == "tune-fp8-cache")
     if args.json is not None:
         args.json.write_text(json.dumps(report.numbers, indent=1) + "\n")
     sys.exit(bool(report.wrong))

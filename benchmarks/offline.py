@@ -52,13 +52,14 @@ class Bench:
         return time.perf_counter() - started
 
     def decode(self, batch: int) -> None:
-        """Milliseconds a step at 128 tokens of context growing to 384."""
-        self.timed([128] * batch, [8] * batch)
+        """Milliseconds a step at a context of --context tokens growing by 256."""
+        prompts = [self.args.context] * batch
+        self.timed(prompts, [8] * batch)
         steps = []
         for _ in range(self.args.repeats):
-            short = self.timed([128] * batch, [1] * batch)
-            steps.append((self.timed([128] * batch, [256] * batch) - short) / 255 * 1e3)
-        self.say(f"decode batch {batch}", "ms/step", steps)
+            short = self.timed(prompts, [1] * batch)
+            steps.append((self.timed(prompts, [256] * batch) - short) / 255 * 1e3)
+        self.say(f"decode batch {batch} after {self.args.context}", "ms/step", steps)
 
     def prefill(self, batch: int, length: int) -> None:
         """Time to the first token of `batch` prompts at once."""
@@ -82,6 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--decode", type=int, nargs="*", default=[], help="batch sizes")
+    parser.add_argument("--context", type=int, default=128, help="prompt tokens before --decode")
     parser.add_argument("--prefill", nargs="*", default=[], help="BATCHxLENGTH")
     parser.add_argument(
         "--throughput", nargs="*", default=[], help="REQUESTSxINxOUT, or REQUESTSxragged (100-1024 each)"

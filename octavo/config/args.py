@@ -145,7 +145,11 @@ class EngineArgs:
         None, "Number of KV cache blocks; replaces share and bytes. For tests.", group=_CACHE, low=2
     )
     kv_cache_dtype: str = option(
-        "auto", "Data type of the KV cache. auto: that of the model.", group=_CACHE, choices=DTYPES
+        "auto",
+        "Data type of the KV cache. auto: that of the model, or what an FP8 checkpoint asks for. fp8 is fp8_e4m3: half the "
+        "memory, and decoding reads half the bytes; scales come from the checkpoint, else 1.",
+        group=_CACHE,
+        choices=(*DTYPES, "fp8", "fp8_e4m3", "fp8_e5m2"),
     )
     enable_prefix_caching: bool | None = option(
         None, "Share the KV cache of equal prompt beginnings. Default: on.", group=_CACHE

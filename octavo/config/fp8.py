@@ -59,6 +59,18 @@ def read_fp8_scheme(config: Mapping[str, Any]) -> Fp8Scheme:
     raise _unsupported(str(method))
 
 
+def asks_for_fp8_cache(config: Mapping[str, Any]) -> bool:
+    """Whether a `quantization_config` asks for a KV cache of 8-bit floats with one scale a layer."""
+    scheme = config.get("kv_cache_scheme")
+    if not scheme:
+        return False
+    wanted = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False, "strategy": "tensor"}
+    other = {key: scheme[key] for key, value in wanted.items() if scheme.get(key, value) != value}
+    if other:
+        raise _unsupported(f"with a kv_cache_scheme of {', '.join(f'{key}={value}' for key, value in other.items())}")
+    return True
+
+
 def _read_fp8(config: Mapping[str, Any]) -> Fp8Scheme:
     block, activations = config.get("weight_block_size"), config.get("activation_scheme", "dynamic")
     if block is not None and list(block) != BLOCK_SHAPE:
@@ -75,8 +87,7 @@ def _read_fp8(config: Mapping[str, Any]) -> Fp8Scheme:
 
 def _read_compressed_tensors(config: Mapping[str, Any]) -> Fp8Scheme:
     groups = config.get("config_groups") or {}
-    if config.get("kv_cache_scheme"):
-        raise _unsupported("compressed-tensors with a kv_cache_scheme")
+    asks_for_fp8_cache(config)  # refuses other kinds of caches
     if len(groups) != 1:
         raise _unsupported(f"compressed-tensors with {len(groups)} config_groups")
     (group,) = groups.values()

@@ -25,7 +25,7 @@ from octavo.config.engine import (
     SupervisionConfig,
     TokenizerConfig,
 )
-from octavo.config.fp8 import read_fp8_scheme
+from octavo.config.fp8 import asks_for_fp8_cache, read_fp8_scheme
 from octavo.config.hf import HFConfig
 from octavo.config.profiling import check_nvtx, resolve_profiler
 from octavo.config.structured_outputs import resolve_structured_outputs
@@ -92,7 +92,7 @@ def resolve(
     else:
         dtype = _dtype(args, text, platform, checkpoint, load_format, notes)
         weights = _weight_bytes(checkpoint, dtype) if quantization is None else _fp8_bytes(checkpoint, text, dtype)
-    kv_dtype = _kv_cache_dtype(args, dtype, quantization)
+    kv_dtype = _kv_cache_dtype(args, text, platform, dtype, quantization, stored_quantization, notes)
     block_size = _block_size(args, platform)
     cache_bytes = _cache_bytes(args, platform, weights, dtype, notes)
     room = cache_bytes if cache_bytes is not None else _accelerator_room(args, platform, weights)
@@ -359,7 +359,23 @@ def _fits(checkpoint: Checkpoint, dtype: str, platform: Platform) -> bool:
     return _weight_bytes(checkpoint, dtype) <= platform.available_memory() * 3 // 4
 
 
-def _kv_cache_dtype(args: EngineArgs, dtype: str, quantization: str | None) -> str:
+def _kv_cache_dtype(
+    args: EngineArgs,
+    text: HFConfig,
+    platform: Platform,
+    dtype: str,
+    quantization: str | None,
+    if asked == "auto" and stored is not None and asks_for_fp8_cache(stored):
+        if platform.supports_graphs:
+            asked = "fp8"
+            notes.append("kv_cache_dtype=fp8_e4m3: the checkpoint is made for it")
+        else:
+            notes.append(f"kv_cache_dtype={dtype}: the checkpoint is made for fp8, which {platform.name} reads slowly")
+    if asked in ("fp8", "fp8_e4m3", "fp8_e5m2"):
+        return _fp8_cache(text, platform, asked, notes)
+    stored: Mapping[str, Any] | None,
+    notes: list[str],
+) -> str:
     asked = model_rules.DTYPE_NAMES.get(args.kv_cache_dtype, args.kv_cache_dtype)
     if quantization == "gguf":
         # The kernels convert as they read; half the bytes, and weights of a few bits hide the rounding.
@@ -369,6 +385,19 @@ def _kv_cache_dtype(args: EngineArgs, dtype: str, quantization: str | None) -> s
             f"kv_cache_dtype={args.kv_cache_dtype} with dtype={dtype} is not supported yet: the cache keeps the "
             "model's data type; leave kv_cache_dtype out or change dtype.",
             param="kv_cache_dtype",
+def _fp8_cache(text: HFConfig, platform: Platform, asked: str, notes: list[str]) -> str:
+    for refused, why in (
+        (asked == "fp8_e5m2", "E4M3 keeps a bit more of every number; use fp8"),
+        (platform.fp8_refusal is not None, platform.fp8_refusal),
+        (text.get("kv_lora_rank"), "cached latents keep the model's data type"),
+    ):
+        if refused:
+            raise ConfigError(f"kv_cache_dtype={asked} is not supported here: {why}.", param="kv_cache_dtype")
+    if not platform.supports_graphs:
+        notes.append(f"kv_cache_dtype=fp8_e4m3: on {platform.name} by the reference operators, half the bytes but slow")
+    return "fp8_e4m3"
+
+
         )
     return dtype
 

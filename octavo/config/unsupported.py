@@ -145,8 +145,8 @@ _REFUSED: tuple[tuple[str, str], ...] = (
         "watermark_config",
     ),
     (
-        "traces are not exported; use the metrics",
-        "otlp_traces_endpoint collect_detailed_traces",
+        "one span is made for each request; use otlp_traces_endpoint alone",
+        "collect_detailed_traces",
     ),
     (
         "this metric is not collected",

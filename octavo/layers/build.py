@@ -53,8 +53,10 @@ def materialise(
 
 
 def process_after_loading(model: nn.Module) -> None:
-    """Let every linear's and embedding's method finish its weights."""
+    """Let every linear's and embedding's method finish its weights, and attention its scales."""
     for layer in model.modules():
+        if isinstance(layer, PagedAttention):
+            layer.process_after_loading()
         if isinstance(layer, (Linear, Experts)):
             layer.method.process_after_loading(layer)  # type: ignore[arg-type]
         elif isinstance(layer, Embedding) and layer.method is not None:

@@ -4,8 +4,9 @@ The model comes with its parameters allocated (on the device, or on `meta`: then
 and with the tables described in names.py; `tied` maps a parameter to the one it shares when the checkpoint lacks it.
 A parameter may carry `weight_loader(parameter, tensor, shard)`, which copies a checkpoint tensor (whole, or as part
 `shard` of a packed module) into its place and raises LoadError with both shapes when it does not fit; without one,
-the tensor must have the parameter's shape exactly. One with `block_loader(parameter, blocks, ggml_type, shard)` gets a
-GGUF file's quantised blocks undecoded. What a layer does to its weights afterwards is not done here.
+the tensor must have the parameter's shape exactly. One with `block_loader(parameter, blocks, ggml_type, shard)` gets
+a GGUF file's quantised blocks undecoded. One with `is_optional` may be missing from the checkpoint. What a layer does
+to its weights afterwards is not done here.
 """
 
 import time
@@ -23,7 +24,7 @@ from octavo.loader.dummy import fill_dummy
 from octavo.loader.find import WeightFiles, find_weights
 from octavo.loader.gguf import GGUFTensor, open_gguf_tensors
 from octavo.loader.ledger import Ledger
-from octavo.loader.names import NameTables, Target
+from octavo.loader.names import KV_CACHE_SCALES, NameTables, Target
 from octavo.loader.parameters import Parameters, block_loader, weight_loader
 from octavo.loader.safetensors_file import open_safetensors
 from octavo.loader.torch_file import open_torch
@@ -138,7 +139,9 @@ class _Loading:
         self.device = device
         self.ledger = Ledger()
         self.tables = NameTables(
-            getattr(model, "packing", {}), getattr(model, "renames", {}), getattr(model, "ignored", ())
+            getattr(model, "packing", {}),
+            {**getattr(model, "renames", {}), **KV_CACHE_SCALES},
+            getattr(model, "ignored", ()),
         )
         self.remap = getattr(model, "remap", None)
 
@@ -248,6 +251,8 @@ class _Loading:
         tied_to = {tie.name: tie.target for tie in self.parameters.ties}
         tied_to |= {tie.target: tie.name for tie in self.parameters.ties}
         for name, place in self.parameters.places.items():
+            if getattr(place.tensor, "is_optional", False):
+                continue
             filled = self.ledger.filled.get(name, set())
             if None in filled or (name in tied_to and self.ledger.is_filled(tied_to[name])):
                 continue

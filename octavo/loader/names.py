@@ -16,6 +16,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+# Scales of an 8-bit KV cache, by the names that tools of quantisation give them: beside the attention's projections or in
+# them. They belong to the attention proper, whatever the model.
+KV_CACHE_SCALES = {
+    r"\.self_attn\.(?:[kv]_proj\.|qkv_proj\.)?([kv])_scale$": r".self_attn.attn.\1_scale",
+    r"\.self_attn\.([kv])_proj\.output_scale$": r".self_attn.attn.\1_scale",
+}
+
 
 @dataclass(frozen=True)
 class Target:

@@ -10,7 +10,7 @@ buffers, and belongs to one group at a time.
 
 import msgspec
 
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1}
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1}
 
 
 class FullAttentionSpec(msgspec.Struct, frozen=True, tag="full"):

@@ -57,7 +57,7 @@ def test_schemes(config, scheme):
         (compressed({}, None), "input_activations absent"),
         (compressed({}, {"strategy": "group", "group_size": 128}), "strategy=group, weights by row"),
         (compressed({"strategy": "group"}, {}), "weights strategy=group"),
-        (compressed({}, {}, kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme"),
+        (compressed({}, {}, kv_cache_scheme={"num_bits": 4, "type": "int"}), "kv_cache_scheme of num_bits=4, type=int"),
         (compressed({}, {}) | {"config_groups": {}}, "0 config_groups"),
     ],
 )

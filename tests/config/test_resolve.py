@@ -188,6 +188,50 @@ def test_dtype_names_and_refusals():
     refused("kv_cache_dtype=float16 with dtype=float32", kv_cache_dtype="float16")
 
 
+def test_fp8_kv_cache():
+    made = decide(FakeGpu(), kv_cache_dtype="fp8")
+    assert made.config.cache.kv_cache_dtype == "fp8_e4m3" and made.config.model.dtype == "bfloat16"
+    on_cpu = decide(kv_cache_dtype="fp8_e4m3")
+    assert on_cpu.config.cache.kv_cache_dtype == "fp8_e4m3"
+    assert any("by the reference operators" in note for note in on_cpu.decisions)
+    refused("kv_cache_dtype=fp8_e5m2 is not supported here: E4M3 keeps a bit more", kv_cache_dtype="fp8_e5m2")
+    refused("cached latents keep the model's data type", kv_cache_dtype="fp8", hf={"kv_lora_rank": 512})
+
+    class OldGpu(FakeGpu):
+        fp8_refusal = "it needs compute capability 8.9"
+
+    refused("kv_cache_dtype=fp8 is not supported here: it needs", platform=OldGpu(), kv_cache_dtype="fp8")
+
+
+def test_context_that_fits_doubles_with_an_fp8_kv_cache():
+    room = 1000 * KV_BYTES_PER_TOKEN_FP32
+    whole = config(kv_cache_memory_bytes=room, block_size=16, max_model_len=-1).model.max_model_len
+    halved = config(kv_cache_memory_bytes=room, block_size=16, max_model_len=-1, kv_cache_dtype="fp8")
+    # Next to the null block: 1000 tokens are 62 whole blocks; in a quarter of the bytes, 250.
+    assert (whole, halved.model.max_model_len) == (61 * 16, 249 * 16)
+
+
+@pytest.mark.parametrize(
+    ("platform", "asked", "chosen", "note"),
+    [
+        (FakeGpu, "auto", "fp8_e4m3", "the checkpoint is made for it"),
+        (FakeGpu, "bfloat16", "bfloat16", ""),
+        (FakeCpu, "auto", "float32", "which cpu reads slowly"),
+    ],
+)
+def test_kv_cache_of_a_checkpoint_made_for_fp8(platform, asked, chosen, note):
+    weights = {"num_bits": 8, "type": "float", "strategy": "channel"}
+    activations = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
+    stored = {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": activations}},
+        "kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True},
+    }
+    made = decide(platform(), hf={"quantization_config": stored}, kv_cache_dtype=asked)
+    assert made.config.cache.kv_cache_dtype == chosen
+    assert any(note in line for line in made.decisions)
+
+
 def test_context_from_the_model_and_from_rope_scaling():
     assert config(hf={"max_position_embeddings": None}).model.max_model_len == 2048
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
@@ -372,7 +416,18 @@ def test_compilation():
     refused("cpu has no graphs", compilation_config=sizes)
     refused("enforce_eager", platform=FakeGpu(), compilation_config=sizes, enforce_eager=True)
     refused("compilation_config has passes", compilation_config={"passes": 1})
-    refused("models are not compiled", compilation_config={"mode": 3})
+    refused("mode=4 is not known", compilation_config={"mode": 4})
+    refused("cudagraph_mode='PIECEWISE' is not known", compilation_config={"cudagraph_mode": "PIECEWISE"})
+    none = {"cudagraph_mode": "NONE"}
+    assert (
+        config(FakeGpu(), compilation_config=none).compilation.capture_sizes == config().compilation.capture_sizes == []
+    )
+    refused("cudagraph_mode is NONE", platform=FakeGpu(), compilation_config={**none, **sizes})
+    assert not config().compilation.compiles_blocks
+    for ask in ({"compile": True}, {"optimization_level": 3}, {"compilation_config": {"mode": 1}}):
+        assert config(**ask).compilation.compiles_blocks and config(FakeGpu(), **ask).compilation.capture_sizes
+        refused("contradict", **ask, enforce_eager=True)
+        refused("quantization=fp8", platform=FakeGpu(), **ask, quantization="fp8")
     refused("must hold positive integers", platform=FakeGpu(), compilation_config={"cudagraph_capture_sizes": [0]})
     assert config(op_providers={"*": "torch"}).compilation.op_providers == {"*": "torch"}
 

@@ -10,13 +10,21 @@ from octavo.ops.attention import decode_attention, paged_attention
 from octavo.ops.rope import qkv_rope_write, write_kv
 from octavo.types.kv_spec import FullAttentionSpec, KVSpec, SlidingWindowSpec
 
+SCALES = ("k_scale", "v_scale")
+
 
 class PagedAttention(nn.Module):
     """Causal self-attention over the paged cache.
 
     The runner sets `kv_cache` ([num_blocks, 2, block_size, num_kv_heads, head_dim]) and `group` (which block table is
-    ours) when memory is planned.
+    ours) when memory is planned. A checkpoint may hold scales for caches of 8-bit floats: what the cache keeps is a key
+    divided by `k_scale`, a value divided by `v_scale`. They are parameters until `process_after_loading` makes numbers of
+    them, 1 where the checkpoint has none.
     """
+
+    k_scale: float
+    v_scale: float
+    has_stored_scales = False
 
     def __init__(
         self,
@@ -38,6 +46,24 @@ class PagedAttention(nn.Module):
         self.sinks, self.alibi_slopes = sinks, alibi_slopes
         self.group = 0
         self.kv_cache: torch.Tensor = torch.empty(0)
+        for name in SCALES:
+            param = nn.Parameter(torch.ones((), dtype=torch.float32), requires_grad=False)
+            param.weight_loader = _load_scale  # type: ignore[attr-defined]
+            param.is_optional = True  # type: ignore[attr-defined]
+            self.register_parameter(name, param)
+
+    def process_after_loading(self) -> None:
+        """Read the scales off the device."""
+        params = [self.get_parameter(name) for name in SCALES]
+        self.has_stored_scales = all(getattr(param, "is_loaded", False) for param in params)
+        for name, param in zip(SCALES, params, strict=True):
+            delattr(self, name)
+            setattr(self, name, param.item() if getattr(param, "is_loaded", False) else 1.0)
+
+    @property
+    def _scales(self) -> tuple[float, float]:
+        """Of the cache at hand: wider ones keep numbers as they are."""
+        return (self.k_scale, self.v_scale) if self.kv_cache.dtype.itemsize == 1 else (1.0, 1.0)
 
     def kv_spec(self, block_size: int, dtype: str) -> KVSpec:
         """What this layer keeps."""
@@ -85,6 +111,7 @@ class PagedAttention(nn.Module):
                 self.softcap,
                 self.sinks,
                 self.alibi_slopes,
+                *self._scales,
             )
         else:
             q = qkv_rope_write(
@@ -97,6 +124,7 @@ class PagedAttention(nn.Module):
                 self.num_kv_heads,
                 *norms,
                 interleaved,
+                *self._scales,
             )
             out = self._attend(q)
         return out.flatten(1)
@@ -107,7 +135,7 @@ class PagedAttention(nn.Module):
         Writes k and v, returns [tokens, num_heads, head_dim].
         """
         meta = get_step_context().groups[self.group]
-        write_kv(k, v, self.kv_cache, meta.slot_mapping)
+        write_kv(k, v, self.kv_cache, meta.slot_mapping, *self._scales)
         return self._attend(q)
 
     def _attend(self, q: torch.Tensor) -> torch.Tensor:
@@ -127,4 +155,15 @@ class PagedAttention(nn.Module):
             self.alibi_slopes,
             context.query_start_loc_cpu,
             context.seq_lens_cpu,
+            *self._scales,
         )
+
+
+def _load_scale(param: nn.Parameter, loaded: torch.Tensor, shard: int | None = None) -> None:
+    """Copy a scale, which checkpoints keep as [] or [1]."""
+    if loaded.numel() != 1:
+        raise ValueError(f"expects one scale for all heads, the checkpoint has {list(loaded.shape)}")
+    if not 0 < float(loaded) < float("inf"):
+        raise ValueError(f"a scale of the KV cache is positive, the checkpoint has {float(loaded)}")
+    param.copy_(loaded.reshape(()))
+    param.is_loaded = True  # type: ignore[attr-defined]

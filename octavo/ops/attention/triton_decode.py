@@ -386,11 +386,16 @@ _LONG_SPLIT = 4096
 _MAX_SPLITS = 32
 
 
+def table_key(num_heads: int, num_kv_heads: int, head_dim: int, element_size: int) -> str:
+    """Of the tuned table: the shape, and how many bits the cache keeps a number in where they are not 16."""
+    bits = "" if element_size == 2 else f",{8 * element_size} bits"
+    return f"{num_heads},{num_kv_heads},{head_dim}{bits}"
+
+
 @functools.lru_cache(maxsize=1024)
 def choose(num_requests: int, num_heads: int, num_kv_heads: int, padded_dim: int, element_size: int) -> DecodeConfig:
-    """The cut for a batch; the tuned table's section "decode" maps "heads,kv heads,head dim" to choices by requests."""
-    key = f"{num_heads},{num_kv_heads},{padded_dim}"
-    by_batch = tuned_table("decode").get(key, {}) if element_size == 2 else {}
+    """The cut for a batch; the tuned table's section "decode" maps `table_key` to choices by requests."""
+    by_batch = tuned_table("decode").get(table_key(num_heads, num_kv_heads, padded_dim, element_size), {})
     for limit in sorted(by_batch, key=int):
         if num_requests <= int(limit):
             return DecodeConfig(**by_batch[limit])
