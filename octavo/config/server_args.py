@@ -118,6 +118,9 @@ class ServerArgs:
         low=0,
         size=True,
     )
+    otlp_traces_endpoint: str | None = option(
+        None, "OpenTelemetry collector to send a span for each request to (needs octavo[otel]).", group=_REPLIES
+    )
     enable_force_include_usage: bool = option(
         False, "End every stream with its usage, as if stream_options asked for it.", group=_REPLIES
     )

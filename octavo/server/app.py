@@ -1,5 +1,7 @@
 """`build_app`: routes, what they share, and the middleware around them."""
 
+from typing import cast
+
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -23,6 +25,7 @@ from octavo.server.responses.routes import ROUTES as RESPONSES_ROUTES
 from octavo.server.responses.routes import STORE_ROUTES
 from octavo.server.responses.store import ResponseStore
 from octavo.server.stall_guard import StallGuard
+from octavo.tracing import TraceContext, TracedEngine, make_provider
 
 
 class Application:
@@ -57,7 +60,7 @@ class Application:
             echo_request_id=args.enable_request_id_headers,
             observe=http.observe,
         )
-        self._app = RootPath(app, args.root_path)
+        self._app = RootPath(app if args.otlp_traces_endpoint is None else TraceContext(app), args.root_path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self
@@ -66,13 +69,16 @@ class Application:
 
 def build_app(engine: EngineClient, args: ServerArgs, stats: StatCollector | None = None) -> Application:
     """Make the application that serves `engine`; `stats` is the engine's stat logger, shown at /metrics."""
+    if args.otlp_traces_endpoint is not None:
+        engine = cast(EngineClient, TracedEngine(engine, make_provider(args.otlp_traces_endpoint)))
     http = HttpCollector()
     registry = make_registry(http, *([stats] if stats is not None else []))
+    formats = make_formats(engine, args)
     context = ServerContext(
         engine,
         args,
-        PromptMaker(engine, args),
-        make_formats(engine, args),
+        PromptMaker(engine, args, formats.tools),
+        formats,
         registry,
         ResponseStore(args.responses_store_bytes),
     )

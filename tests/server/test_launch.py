@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import socket
+import ssl
 import stat
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -21,6 +22,7 @@ from octavo.config.server_args import ServerArgs
 from octavo.errors import ConfigError
 from octavo.server.http_protocol import MAX_HEADER_BYTES
 from octavo.server.launch import _announce, bound_socket, run_server
+from tests.server.certificates import make_certificates
 from tests.server.http import chat_body
 
 CHAT = "/v1/chat/completions"
@@ -154,6 +156,34 @@ async def test_unix_socket(tmp_path):
         running.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(running.wait(), 10) == 0
     assert not os.path.exists(path)
+
+
+@pytest.mark.parametrize("asks_for_certificate", [False, True])
+async def test_tls_with_and_without_client_certificates(tmp_path, asks_for_certificate):
+    files = make_certificates(tmp_path)
+    options = {"ssl_keyfile": files.key, "ssl_certfile": files.certificate}
+    if asks_for_certificate:
+        options |= {"ssl_ca_certs": files.authority, "ssl_cert_reqs": 2}
+    trusting = ssl.create_default_context(cafile=files.authority)
+    known = ssl.create_default_context(cafile=files.authority)
+    known.load_cert_chain(files.client_certificate, files.client_key)
+    async with process(options) as (_, url):
+        url = url.replace("http://127.0.0.1", "https://localhost")
+        async with httpx.AsyncClient(verify=known, base_url=url) as client:
+            answer = (await client.post(CHAT, json=chat_body())).json()
+            assert answer["choices"][0]["message"]["content"] == "Hello there"
+        async with httpx.AsyncClient(verify=trusting, base_url=url) as client:
+            if asks_for_certificate:
+                with pytest.raises(httpx.TransportError):
+                    await client.get("/health")
+            else:
+                assert (await client.get("/health")).status_code == 200
+        async with httpx.AsyncClient(base_url=url) as client:
+            with pytest.raises(httpx.ConnectError):  # nobody it knows signed this
+                await client.get("/health")
+        async with httpx.AsyncClient(base_url=url.replace("https", "http")) as client:
+            with pytest.raises(httpx.TransportError):
+                await client.get("/health")
 
 
 def test_stale_socket_file_is_replaced_and_other_files_are_not(tmp_path):

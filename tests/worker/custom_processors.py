@@ -30,6 +30,19 @@ class ForceToken(AdapterLogitsProcessor):
         return None
 
 
+class ForceText(AdapterLogitsProcessor):
+    """`extra_args={"say": ids}`: these tokens, then the last of them for ever."""
+
+    def is_argmax_invariant(self):
+        return False
+
+    def new_req_logits_processor(self, params):
+        ids = (params.extra_args or {}).get("say")
+        if not ids:
+            return None
+        return lambda output_ids, logits: _only(ids[min(len(output_ids), len(ids) - 1)], logits)
+
+
 class BatchBias(LogitsProcessor):
     """Batch-level: adds to each request's `extra_args["favourite"]`; checks that it is told the truth."""
 

@@ -22,6 +22,7 @@ from octavo.server.anthropic.protocol import (
     MessagesRequest,
     MessageStart,
     MessageStop,
+    OutputTokensDetails,
     Ping,
     SignatureDelta,
     StopDelta,
@@ -106,7 +107,10 @@ class MessagesAnswer:
     def _usage(self) -> Usage:
         counted = self.generation.usage
         cached = counted.cached_tokens if self.show_cache else 0
-        return Usage(counted.prompt_tokens - cached, counted.completion_tokens, cache_read_input_tokens=cached)
+        usage = Usage(counted.prompt_tokens - cached, counted.completion_tokens, cache_read_input_tokens=cached)
+        if counted.reasoning_tokens is not None:
+            usage.output_tokens_details = OutputTokensDetails(counted.reasoning_tokens)
+        return usage
 
     def _stop(self, update: ChoiceUpdate) -> StopDelta:
         """Why the message ended, in Anthropic's words."""

@@ -5,7 +5,7 @@ A content block stays a plain object until `conversation.py` reads it by its typ
 
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 MIN_THINKING_BUDGET = 1024  # tokens
 
@@ -79,6 +79,10 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 
+class OutputTokensDetails(Struct):
+    thinking_tokens: int
+
+
 class Usage(Struct):
     """`input_tokens` are those that were computed; what the prefix cache held is counted by itself."""
 
@@ -86,6 +90,7 @@ class Usage(Struct):
     output_tokens: int
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int = 0
+    output_tokens_details: OutputTokensDetails | UnsetType = UNSET  # where thinking is told apart
 
 
 class TextBlock(Struct, tag="text", tag_field="type"):

@@ -56,6 +56,8 @@ async def _read(request: Request, kind: type[Body]) -> tuple[Body, ChatCompletio
     refuse_unsupported(fields, NOT_SUPPORTED)
     body = convert(fields, kind)
     chat = chat_fields(body)
+    if request.app.context.formats.reasoning is None:
+        chat.pop("thinking_token_budget", None)  # a model that does not think keeps within any budget
     refuse_unsupported(chat)
     return body, convert(chat, ChatCompletionRequest)
 

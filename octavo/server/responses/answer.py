@@ -117,7 +117,7 @@ class ResponseAnswer:
             counted.prompt_tokens,
             InputTokensDetails(counted.cached_tokens if self.shows_cache else 0),
             counted.completion_tokens,
-            OutputTokensDetails(0),
+            OutputTokensDetails(counted.reasoning_tokens or 0),
             counted.prompt_tokens + counted.completion_tokens,
         )
 

@@ -17,7 +17,17 @@ _PACKED = "octavo"
 
 # Fields that a chat completion calls the same.
 _SAME = (
-    *("model", "parallel_tool_calls", "stream", "temperature", "top_p", "top_k", "min_p", "presence_penalty"),
+    *(
+        "model",
+        "tool_choice",
+        "parallel_tool_calls",
+        "stream",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "presence_penalty",
+    ),
     *("frequency_penalty", "repetition_penalty", "seed", "stop", "stop_token_ids", "ignore_eos", "logit_bias"),
     *("structured_outputs", "chat_template_kwargs", "include_reasoning", "priority", "cache_salt", "vllm_xargs"),
 )
@@ -30,8 +40,6 @@ def chat_fields(body: ResponsesRequest, messages: Sequence[JsonObject]) -> JsonO
     fields |= {"messages": [*instructions, *messages], "max_completion_tokens": body.max_output_tokens}
     if body.tools:
         fields["tools"] = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools)]
-    if body.tool_choice is not None:
-        fields["tool_choice"] = _tool_choice(body.tool_choice)
     if body.reasoning is not None:
         fields["reasoning_effort"] = body.reasoning.effort
     if body.text is not None and body.text.format is not None:
@@ -58,17 +66,6 @@ def _tool(tool: JsonObject, place: str) -> JsonObject:
         )
     names = ("name", "description", "parameters", "strict")
     return {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
-
-
-def _tool_choice(choice: str | JsonObject) -> str | JsonObject:
-    if isinstance(choice, str):
-        return choice
-    if choice.get("type") != "function":
-        raise ClientError(
-            f"tool_choice has type {choice.get('type')!r}; send none, auto, required or a function.",
-            param="tool_choice",
-        )
-    return {"type": "function", "function": {"name": choice.get("name")}}
 
 
 def _response_format(wanted: TextFormat) -> JsonObject:
