@@ -235,14 +235,18 @@ class EngineArgs:
     enforce_eager: bool = option(False, "Run without graphs.", group=_COMPILATION)
     optimization_level: int = option(
         2,
-        "0: no graphs (as enforce_eager); 2: graphs where the device has them.",
+        "0: no graphs (as enforce_eager); 2: graphs where the device has them; 3: compile as well.",
         group=_COMPILATION,
         short="-O",
-        choices=(0, 2),
+        choices=(0, 2, 3),
+    )
+    compile: bool = option(
+        False, "Compile the model's blocks with torch.compile: seconds more at the start.", group=_COMPILATION
     )
     compilation_config: dict[str, Any] = option(
         {},
-        "Details: mode (0 only), cudagraph_capture_sizes, max_cudagraph_capture_size.",
+        "Details: mode (0; 1, 2 and 3 are compile), cudagraph_mode (FULL_DECODE_ONLY or NONE), cudagraph_capture_sizes, "
+        "max_cudagraph_capture_size.",
         group=_COMPILATION,
         short="-cc",
     )
@@ -253,14 +257,6 @@ class EngineArgs:
         {}, "Operator to provider, such as rms_norm=torch,paged_attention=triton or *=torch.", group=_COMPILATION
     )
 
-    disable_log_stats: bool = option(False, "No statistics in log and metrics.", group=_OBSERVABILITY)
-    log_stats_interval: float = option(
-        10.0, "Seconds between log lines with statistics.", group=_OBSERVABILITY, above=0
-    )
-    enable_log_requests: bool = option(False, "Log each request's id and parameters.", group=_OBSERVABILITY)
-    max_log_len: int | None = option(
-        None, "Most characters of a prompt that is logged. Default: all.", group=_OBSERVABILITY, low=0
-    )
     structured_outputs_config: dict[str, Any] = option(
         {},
         "How answers are held to schemas and grammars: backend (auto, llguidance, xgrammar), disable_any_whitespace, "
@@ -271,6 +267,14 @@ class EngineArgs:
         None, "Older spelling of the backend in structured_outputs_config.", group=_STRUCTURED
     )
 
+    disable_log_stats: bool = option(False, "No statistics in log and metrics.", group=_OBSERVABILITY)
+    log_stats_interval: float = option(
+        10.0, "Seconds between log lines with statistics.", group=_OBSERVABILITY, above=0
+    )
+    enable_log_requests: bool = option(False, "Log each request's id and parameters.", group=_OBSERVABILITY)
+    max_log_len: int | None = option(
+        None, "Most characters of a prompt that is logged. Default: all.", group=_OBSERVABILITY, low=0
+    )
 
     profiler_config: dict[str, Any] = option(
         {},

@@ -116,6 +116,7 @@ class CompilationConfig:
     capture_sizes: list[int] = field(default_factory=list)
     attention_backend: str | None = None
     op_providers: dict[str, str] = field(default_factory=dict)
+    compiles_blocks: bool = False
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from typing import Any
 from octavo.config import model as model_rules
 from octavo.config.args import EngineArgs
 from octavo.config.checkpoint import WEIGHT_FORMATS, Checkpoint
+from octavo.config.compilation import resolve_compilation
 from octavo.config.engine import (
     CacheConfig,
-    CompilationConfig,
     DeviceConfig,
     EngineConfig,
     LoadConfig,
@@ -39,11 +39,7 @@ MAX_DEFAULT_CPU_CACHE = 4 * GIB
 # Set aside on an accelerator for the worst step when the context is chosen to fit; the worker measures the real number.
 WORKING_SPACE_GUESS = GIB
 NEUTRAL_GENERATION_CONFIG = ("octavo", "vllm")
-COMPILATION_KEYS = ("mode", "cudagraph_capture_sizes", "max_cudagraph_capture_size")
-MAX_CAPTURE_SIZE = 512
 MAX_QUEUED_IN_A_SERVER = 16_384  # far beyond what any client waits for; a bound on memory
-# Padding costs less than a capture does at start: steps of about a quarter.
-DEFAULT_CAPTURE_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 
 
 @dataclass(frozen=True)
@@ -145,18 +141,18 @@ def resolve(
         scheduler=scheduler,
         parallel=ParallelConfig(executor=args.distributed_executor_backend or "uni"),
         device=DeviceConfig(platform=platform.name, device=platform.device, num_threads=platform.num_threads),
-        compilation=_compilation(args, platform, scheduler.max_num_seqs, model_impl, notes),
+        compilation=resolve_compilation(args, platform, scheduler.max_num_seqs, quantization),
         observability=ObservabilityConfig(
             disable_log_stats=args.disable_log_stats,
             log_stats_interval=args.log_stats_interval,
             enable_log_requests=args.enable_log_requests,
             max_log_len=args.max_log_len,
             nvtx=args.enable_nvtx_tracing or args.enable_layerwise_nvtx_tracing,
-        structured_outputs=resolve_structured_outputs(args),
             layerwise_nvtx=args.enable_layerwise_nvtx_tracing,
         ),
         supervision=_supervision(args, usage),
         profiler=resolve_profiler(args.profiler_config, platform),
+        structured_outputs=resolve_structured_outputs(args),
     )
     return Resolved(config, notes)
 
@@ -365,6 +361,10 @@ def _kv_cache_dtype(
     platform: Platform,
     dtype: str,
     quantization: str | None,
+    stored: Mapping[str, Any] | None,
+    notes: list[str],
+) -> str:
+    asked = model_rules.DTYPE_NAMES.get(args.kv_cache_dtype, args.kv_cache_dtype)
     if asked == "auto" and stored is not None and asks_for_fp8_cache(stored):
         if platform.supports_graphs:
             asked = "fp8"
@@ -373,10 +373,6 @@ def _kv_cache_dtype(
             notes.append(f"kv_cache_dtype={dtype}: the checkpoint is made for fp8, which {platform.name} reads slowly")
     if asked in ("fp8", "fp8_e4m3", "fp8_e5m2"):
         return _fp8_cache(text, platform, asked, notes)
-    stored: Mapping[str, Any] | None,
-    notes: list[str],
-) -> str:
-    asked = model_rules.DTYPE_NAMES.get(args.kv_cache_dtype, args.kv_cache_dtype)
     if quantization == "gguf":
         # The kernels convert as they read; half the bytes, and weights of a few bits hide the rounding.
         return "float16" if asked == "auto" else asked
@@ -385,6 +381,10 @@ def _kv_cache_dtype(
             f"kv_cache_dtype={args.kv_cache_dtype} with dtype={dtype} is not supported yet: the cache keeps the "
             "model's data type; leave kv_cache_dtype out or change dtype.",
             param="kv_cache_dtype",
+        )
+    return dtype
+
+
 def _fp8_cache(text: HFConfig, platform: Platform, asked: str, notes: list[str]) -> str:
     for refused, why in (
         (asked == "fp8_e5m2", "E4M3 keeps a bit more of every number; use fp8"),
@@ -396,10 +396,6 @@ def _fp8_cache(text: HFConfig, platform: Platform, asked: str, notes: list[str])
     if not platform.supports_graphs:
         notes.append(f"kv_cache_dtype=fp8_e4m3: on {platform.name} by the reference operators, half the bytes but slow")
     return "fp8_e4m3"
-
-
-        )
-    return dtype
 
 
 def _block_size(args: EngineArgs, platform: Platform) -> int:
@@ -597,63 +593,6 @@ def _sampling_defaults(args: EngineArgs, generation: Mapping[str, Any], notes: l
         shown = ", ".join(f"{key}={value}" for key, value in defaults.items())
         notes.append(f"default sampling parameters: {shown} (generation_config=octavo turns the model's off)")
     return defaults
-
-
-def _compilation(
-    args: EngineArgs, platform: Platform, max_num_seqs: int, model_impl: str, notes: list[str]
-) -> CompilationConfig:
-    details = args.compilation_config
-    unknown = sorted(set(details) - set(COMPILATION_KEYS))
-    if unknown:
-        raise ConfigError(
-            f"compilation_config has {', '.join(unknown)}, which is not supported yet; "
-            f"it takes {', '.join(COMPILATION_KEYS)}.",
-            param="compilation_config",
-        )
-    if details.get("mode", 0) != 0:
-        raise ConfigError(
-            f"compilation_config mode={details['mode']!r} is not supported yet: models are not compiled; use mode 0.",
-            param="compilation_config",
-        )
-    eager = args.enforce_eager or args.optimization_level == 0
-    asked = "cudagraph_capture_sizes" in details or "max_cudagraph_capture_size" in details
-    if asked and (eager or not platform.supports_graphs):
-        reason = "enforce_eager (or -O0) is set" if eager else f"{platform.name} has no graphs"
-        raise ConfigError(
-            f"compilation_config names capture sizes, but {reason}; leave one out.", param="compilation_config"
-        )
-    uses_graphs = platform.supports_graphs and not eager
-    if uses_graphs and not asked and model_impl == "transformers":
-        uses_graphs = False
-        notes.append(
-            "no graphs: code of transformers may wait for the device, which a capture forbids; name "
-            "cudagraph_capture_sizes in compilation_config where it does not"
-        )
-    return CompilationConfig(
-        enforce_eager=eager,
-        capture_sizes=_capture_sizes(details, max_num_seqs) if uses_graphs else [],
-        attention_backend=args.attention_backend,
-        op_providers={str(key): str(value) for key, value in args.op_providers.items()},
-    )
-
-
-def _capture_sizes(details: Mapping[str, Any], max_num_seqs: int) -> list[int]:
-    """Decode batch sizes to capture, small ones first: they are needed first."""
-    sizes = details.get("cudagraph_capture_sizes")
-    largest = details.get("max_cudagraph_capture_size", MAX_CAPTURE_SIZE)
-    for key, values in (("cudagraph_capture_sizes", sizes), ("max_cudagraph_capture_size", [largest])):
-        if values is not None and not (
-            isinstance(values, list) and all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in values)
-        ):
-            raise ConfigError(
-                f"compilation_config {key}={details[key]!r} must hold positive integers.", param="compilation_config"
-            )
-    if sizes is None:
-        sizes = [*DEFAULT_CAPTURE_SIZES]
-    chosen = {n for n in sizes if n <= min(largest, max_num_seqs)}
-    if max_num_seqs <= largest:
-        chosen.add(max_num_seqs)
-    return sorted(chosen)
 
 
 def _gib(num_bytes: int) -> str:

@@ -220,7 +220,8 @@ class _Recorder:
             window=kwargs.get("sliding_window"),
             softcap=kwargs.get("softcap") or 0.0,
         )
-        return torch.empty(*query.shape[:3], value.shape[-1], dtype=query.dtype, device="meta").transpose(1, 2), None
+        _, num_heads, num_tokens, _ = query.shape
+        return torch.empty(1, num_tokens, num_heads, value.shape[-1], dtype=query.dtype, device="meta"), None
 
 
 def _discover_attention(config: Any, architecture: str) -> list[PagedAttention]:

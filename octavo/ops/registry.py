@@ -68,6 +68,7 @@ class Op:
         self.bench_inputs: Callable[..., Any] | None = None
         self.tolerance = dict(DEFAULT_TOLERANCE)
         self.bytes_and_flops: Callable[..., tuple[int, int]] | None = None
+        self.traced = reference  # what a compiler that traces a call sees in its place
         self._candidates: list[Provider] | None = None
 
     def register(
@@ -113,6 +114,8 @@ class Op:
         return self._candidates
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self.traced(*args, **kwargs)
         for provider in self._candidates if self._candidates is not None else self.candidates():
             if provider.accepts(*args, **kwargs):
                 return provider.fn(*args, **kwargs)

@@ -1,6 +1,8 @@
 """Captured decode steps: from the gather of inputs to the sampled token in one replay, for a few batch sizes."""
 
 import time
+import traceback
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -36,6 +38,26 @@ class DecodeGraphs:
     def size_for(self, count: int) -> int:
         """The captured size that serves `count` requests."""
         return self._size_for[count]
+
+    @torch.inference_mode()
+    def find_wait(self) -> str | None:
+        """The line of a step that waits for the device, which a capture forbids; None: there is none."""
+        size = self.max_size
+        self._step(size)  # what is slow the first time may wait
+        torch.cuda.synchronize()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns that it does not notice every wait; the capture does
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            self._step(size)
+        except RuntimeError as error:
+            if "synchroniz" not in str(error):
+                raise
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            return f"{last.filename}:{last.lineno}: {last.line}"
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        return None
 
     @torch.inference_mode()
     def capture(self) -> None:
