@@ -71,7 +71,8 @@ def load(path: Path) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def server(tiny_llama_dir: Path) -> Iterator[Server]:
-    running = start(tiny_llama_dir, "--served-model-name", DEMO, "--enable-admin-routes")
+    options = ("--served-model-name", DEMO, "--enable-admin-routes", "--responses-store-bytes", "1M")
+    running = start(tiny_llama_dir, *options)
     yield running
     stop(running)
 
