@@ -5,8 +5,9 @@
 
 #if defined(__linux__)
 #include <linux/futex.h>
-#include <sched.h>
 #include <pthread.h>
+#include <sched.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -142,6 +143,16 @@ octavo::Pool* octavo_pool_create(int count, const int* cpus) { return new octavo
 void octavo_pool_destroy(octavo::Pool* pool) { delete pool; }
 void octavo_pool_run(octavo::Pool* pool, const octavo::Step* steps, int64_t num_steps) { pool->run(steps, num_steps); }
 int octavo_pool_threads(const octavo::Pool* pool) { return pool->count(); }
+// Ask for large pages in [start, start + bytes), before the memory is first touched.
+void octavo_prefer_large_pages(char* start, int64_t bytes) {
+#if defined(__linux__)
+    const uintptr_t page = uintptr_t(sysconf(_SC_PAGESIZE));
+    const uintptr_t first = (uintptr_t(start) + page - 1) / page * page, last = uintptr_t(start + bytes) / page * page;
+    if (last > first) madvise((void*)first, last - first, MADV_HUGEPAGE);
+#else
+    (void)start, (void)bytes;
+#endif
+}
 const char* octavo_instruction_set() { return octavo::INSTRUCTION_SET; }
 int octavo_lanes() { return octavo::LANES; }
 int octavo_signed_offset() { return octavo::SIGNED_OFFSET; }

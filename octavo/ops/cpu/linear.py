@@ -16,7 +16,7 @@ def pack_gguf(blocks: torch.Tensor, ggml_type: str) -> PackedMatrix | None:
     weight, size = runtime().describe(ggml_type, rows, cols)
     if size == 0:
         return None
-    data = torch.empty(size, dtype=torch.uint8)
+    data = runtime().weights.empty(size)
     runtime().pack(ggml_type, blocks.contiguous(), data, weight)
     return PackedMatrix(
         data, rows, cols, QuantKind(weight.kind), weight.group, weight.zero, bool(weight.has_min), weight.gain,

@@ -37,6 +37,8 @@ def load_library() -> ctypes.CDLL | None:
     library.octavo_pool_run.restype = None
     library.octavo_pool_destroy.argtypes = [ctypes.c_void_p]
     library.octavo_pool_destroy.restype = None
+    library.octavo_prefer_large_pages.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    library.octavo_prefer_large_pages.restype = None
     library.octavo_instruction_set.restype = ctypes.c_char_p
     library.octavo_gguf_describe.restype = ctypes.c_int64
     library.octavo_gguf_describe.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
@@ -68,6 +70,7 @@ class Runtime:
         self._pool = library.octavo_pool_create(num_threads, _cpus_to_pin(num_threads))
         self._run = library.octavo_pool_run
         self._workspace = torch.empty(0, dtype=torch.uint8)
+        self.weights = WeightMemory(library)
 
     def close(self) -> None:
         """End the threads. Programs made on this runtime must not run afterwards."""
@@ -94,6 +97,33 @@ class Runtime:
         self.library.octavo_gguf_pack(
             self._pool, ggml_type.encode(), blocks.data_ptr(), data.data_ptr(), ctypes.addressof(weight)
         )
+
+
+class WeightMemory:
+    """Memory for packed weights in large pages: a decode step reads all of it, and small pages cost it up to half its speed.
+
+    Weights lie side by side in chunks; a chunk lives as long as one of its weights.
+    """
+
+    CHUNK_BYTES = 1 << 25
+
+    def __init__(self, library: ctypes.CDLL):
+        self._library = library
+        self._chunk: torch.Tensor | None = None
+        self._used = 0
+
+    def empty(self, num_bytes: int) -> torch.Tensor:
+        """Unset bytes, aligned to a cache line."""
+        if self._chunk is None or self._used + num_bytes > len(self._chunk):
+            self._chunk, self._used = torch.empty(max(num_bytes, self.CHUNK_BYTES) + 64, dtype=torch.uint8), 0
+            self._library.octavo_prefer_large_pages(self._chunk.data_ptr(), len(self._chunk))
+            self._used = -self._chunk.data_ptr() % 64
+        start, self._used = self._used, self._used + -(-num_bytes // 64) * 64
+        return self._chunk[start : start + num_bytes]
+
+    def close(self) -> None:
+        """No more weights of this model: leave the last chunk to them."""
+        self._chunk = None
 
 
 def _cpus_to_pin(num_threads: int) -> Any:
