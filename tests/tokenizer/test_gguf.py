@@ -1,6 +1,8 @@
 """Tokenizers from GGUF metadata alone (FC-154). Expected ids are those of the models' own tokenizers."""
 
 import logging
+import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from octavo.errors import LoadError
 from octavo.tokenizer.gguf import end_token_ids, tokenizer_from_metadata
 from octavo.tokenizer.pre_tokenizers import PRE_TOKENIZERS, find_pre_tokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
+from tests.tokenizer.second_reader import SecondReader
 from tests.tokenizer.vocabularies import sentencepiece_metadata
 
 
@@ -53,6 +56,49 @@ def test_smollm2_agrees_with_transformers(smol: Tokenizer) -> None:
     assert hf.bos_token_id == 1 and hf.eos_token_id == 2
     hf("a much longer text", truncation=True, max_length=2)
     assert len(smol.encode("a much longer text")) > 2
+
+
+def test_smollm2_agrees_with_a_second_reader(smol: Tokenizer, smollm2_gguf: Path) -> None:
+    """FC-154: 200 strings of digits, emoji, blanks and whatever else stands between words."""
+    reader = SecondReader(smollm2_gguf)
+    parts = [
+        "12",
+        "3.14",
+        "007",
+        "٣",
+        "½",
+        "🌶",
+        "👩‍👩‍👧",
+        "e\u0301",
+        " ",
+        "  ",
+        "\n",
+        "\n\n",
+        "\t",
+        "\u00a0",
+        "\r\n",
+        "don't",
+    ]
+    parts += [
+        "I'LL",
+        "word",
+        "Word",
+        "naïve",
+        "我们",
+        "привет",
+        "_x_",
+        "==",
+        "…",
+        "</s>",
+        "STOP",
+        "x" * 20,
+        "\x00",
+        "\ufeff",
+    ]
+    rng = random.Random(154)
+    for _ in range(200):
+        text = "".join(rng.choice(parts) for _ in range(rng.randint(1, 12)))
+        assert smol.encode(text) == reader.encode(text), repr(text)
 
 
 # The words that each way of cutting makes of one text.
