@@ -12,7 +12,11 @@ from octavo.errors import ClientError, ContextLengthError
 from octavo.server.engine_client import EngineClient
 from octavo.server.openai.protocol import MAX_PROMPTS, ChatCompletionRequest, CompletionRequest, TokenizeRequest
 from octavo.server.reasoning_formats import SWITCHES
+from octavo.server.tool_formats import ToolFormat
+from octavo.server.tool_prompt import explain_tools
+from octavo.server.tools import read_tools
 from octavo.tokenizer.chat_template import ContentFormat
+from octavo.tokenizer.template_traits import template_traits
 from octavo.tokenizer.tokenizer import ChatPrompt
 from octavo.types.prompts import TokensPrompt
 
@@ -27,8 +31,9 @@ MAX_DETOKENIZED = 1 << 20  # ids in one call of /detokenize
 class PromptMaker:
     """Makes prompts for one engine."""
 
-    def __init__(self, engine: EngineClient, args: ServerArgs):
+    def __init__(self, engine: EngineClient, args: ServerArgs, tool_format: ToolFormat | None = None):
         self.model = engine.config.model
+        self.tool_format = tool_format
         self.engine = engine
         self.args = args
 
@@ -66,12 +71,11 @@ class PromptMaker:
         size = _count_characters([request.messages, request.documents, request.tools, request.chat_template_kwargs])
         self._check_length(size)
         tokenizer, variables = self.engine.tokenizer, self.variables(request)
-        is_none = getattr(request, "tool_choice", None) == "none"
-        tools = None if is_none and self.args.exclude_tools_when_tool_choice_none else request.tools
+        messages, tools = self._with_tools(request, template)
 
         def render() -> ChatPrompt:
             return tokenizer.encode_chat(
-                request.messages or [],
+                messages,
                 tools=tools,
                 documents=request.documents,
                 chat_template=template,
@@ -89,6 +93,25 @@ class PromptMaker:
         if cache_salt is not None:
             made["cache_salt"] = cache_salt
         return made
+
+    def _with_tools(
+        self, request: ChatCompletionRequest | TokenizeRequest, template: str | None
+    ) -> tuple[list[Any], list[Any] | None]:
+        """(messages, tools) for the template: one that says nothing of tools gets them as text."""
+        messages, tools = request.messages or [], request.tools
+        read_tools(tools)
+        is_off = getattr(request, "tool_choice", None) == "none"
+        if is_off and self.args.exclude_tools_when_tool_choice_none:
+            tools = None
+        if not tools and not any(
+            isinstance(m, dict) and ("tool_calls" in m or m.get("role") == "tool") for m in messages
+        ):
+            return messages, None
+        source, _ = self.engine.tokenizer.choose_chat_template(template, bool(tools))
+        traits = template_traits(source)
+        if traits.knows_tools:
+            return messages, tools
+        return explain_tools(messages, None if is_off else tools, self.tool_format, traits), None
 
     async def encode(self, text: str, add_special_tokens: bool, cut: bool = False) -> list[int]:
         """Token ids of one text; `cut` says that the engine will shorten it, so that any length is fine."""

@@ -18,11 +18,15 @@ from octavo.server.parsers.markup_calls import Markup
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How the calls of some models look. `example` calls `f` with a=1."""
+    """How the calls of some models look.
+
+    `written` is a call with all its marks: of `f` with a=1, or with NAME and ARGUMENTS (JSON) in their places. With the
+    latter the format can be explained to models whose chat template does not.
+    """
 
     names: tuple[str, ...]
     models: str
-    example: str
+    written: str
     openings: Mapping[str, Opening] = field(default_factory=dict)  # by opening mark
     bare: Mapping[str, Body] = field(default_factory=dict)  # by first character, for answers that are nothing but calls
     words: tuple[str, ...] = ()  # all of them in a chat template: it is of this format
@@ -31,6 +35,17 @@ class ToolFormat:
     layout: tuple[str, ...] = ()  # marks that mean nothing by themselves
     other_marks: tuple[str, ...] = ()  # further ones that occur, besides those of the example
     is_harmony: bool = False  # the answer consists of channels
+
+    @property
+    def example(self) -> str:
+        """A call of `f` with a=1."""
+        return self.written.replace("NAME", "f").replace("ARGUMENTS", '{"a": 1}')
+
+    def write(self, name: str, arguments: str) -> str | None:
+        """A call as the model would write it; None when that takes more than putting names and JSON in places."""
+        if "ARGUMENTS" not in self.written:
+            return None
+        return self.written.replace("NAME", name, 1).replace("ARGUMENTS", arguments, 1)
 
     def all_marks(self) -> list[str]:
         """Texts in which all marks occur: special tokens among them must not be skipped."""
@@ -124,7 +139,7 @@ TOOL_FORMATS = (
     ToolFormat(
         ("openai", "harmony", "gpt_oss"),
         "gpt-oss",
-        '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>',
+        "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>ARGUMENTS<|call|>",
         words=("<|channel|>", "commentary"),
         model_types=("gpt_oss",),
         is_harmony=True,
@@ -148,8 +163,8 @@ TOOL_FORMATS = (
     ToolFormat(
         ("kimi_k2",),
         "Kimi K2",
-        "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
-        '{"a": 1}<|tool_call_end|><|tool_calls_section_end|>',
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>"
+        "ARGUMENTS<|tool_call_end|><|tool_calls_section_end|>",
         _sections(
             "<|tool_call_begin|>",
             headed_call(
@@ -184,8 +199,8 @@ TOOL_FORMATS = (
     ToolFormat(
         ("deepseek_v3",),
         "DeepSeek V3, R1",
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n"
-        '```json\n{"a": 1}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n"
+        "```json\nARGUMENTS\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         _sections(
             "<｜tool▁call▁begin｜>",
             headed_call(r"function<｜tool▁sep｜>{name}\s*```(?:json)?", ("```", "<｜tool▁call▁end｜>")),
@@ -199,7 +214,7 @@ TOOL_FORMATS = (
     ToolFormat(
         ("deepseek_v31",),
         "DeepSeek V3.1",
-        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>NAME<｜tool▁sep｜>ARGUMENTS<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         _sections(
             "<｜tool▁call▁begin｜>",
             headed_call(r"{name}\s*<｜tool▁sep｜>", ("<｜tool▁call▁end｜>",)),
@@ -212,7 +227,7 @@ TOOL_FORMATS = (
     ToolFormat(
         ("mistral",),
         "Mistral, Mixtral, Devstral, Magistral",
-        '[TOOL_CALLS]f[ARGS]{"a": 1}',
+        "[TOOL_CALLS]NAME[ARGS]ARGUMENTS",
         {"[TOOL_CALLS]": Opening(first_of({"[": json_calls(), "{": json_calls()}, _MISTRAL_CALL))},
         words=("[TOOL_CALLS]",),
         make_id=short_call_id,
@@ -287,28 +302,28 @@ TOOL_FORMATS = (
     ToolFormat(
         ("functionary",),
         "Functionary 3.1, Llama's custom functions",
-        '<function=f>{"a": 1}</function>',
+        "<function=NAME>ARGUMENTS</function>",
         {"<function=": Opening(headed_call(r"{name}\s*>", ("</function>",)), "</function>")},
         words=("<function=",),
     ),
     ToolFormat(
         ("granite",),
         "Granite 3",
-        '<|tool_call|>[{"name": "f", "arguments": {"a": 1}}]',
+        '<|tool_call|>[{"name": "NAME", "arguments": ARGUMENTS}]',
         _json("<|tool_call|>"),
         words=("<|tool_call|>",),
     ),
     ToolFormat(
         ("granite-20b-fc",),
         "Granite 20B FC",
-        '<function_call> {"name": "f", "arguments": {"a": 1}}',
+        '<function_call> {"name": "NAME", "arguments": ARGUMENTS}',
         _json("<function_call>"),
         words=("<function_call>",),
     ),
     ToolFormat(
         ("internlm",),
         "InternLM 2, 2.5",
-        '<|action_start|><|plugin|>{"name": "f", "parameters": {"a": 1}}<|action_end|>',
+        '<|action_start|><|plugin|>{"name": "NAME", "parameters": ARGUMENTS}<|action_end|>',
         _json("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>", end="<|action_end|>"),
         words=("<|action_start|>",),
         model_types=("internlm2",),
@@ -316,7 +331,7 @@ TOOL_FORMATS = (
     ToolFormat(
         ("cohere_command3", "cohere_command4"),
         "Command R7B, Command A",
-        '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {"a": 1}}]<|END_ACTION|>',
+        '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "NAME", "parameters": ARGUMENTS}]<|END_ACTION|>',
         _json("<|START_ACTION|>", end="<|END_ACTION|>"),
         words=("START_ACTION",),
         model_types=("cohere2",),
@@ -324,7 +339,7 @@ TOOL_FORMATS = (
     ToolFormat(
         ("apertus",),
         "Apertus",
-        '<|tools_prefix|>[{"f": {"a": 1}}]<|tools_suffix|>',
+        '<|tools_prefix|>[{"NAME": ARGUMENTS}]<|tools_suffix|>',
         {"<|tools_prefix|>": Opening(json_calls("<|tools_suffix|>", read_keyed_call), "<|tools_suffix|>")},
         words=("<|tools_prefix|>",),
     ),
@@ -347,21 +362,21 @@ TOOL_FORMATS = (
     ToolFormat(
         ("longcat",),
         "LongCat",
-        '<longcat_tool_call>{"name": "f", "arguments": {"a": 1}}</longcat_tool_call>',
+        '<longcat_tool_call>{"name": "NAME", "arguments": ARGUMENTS}</longcat_tool_call>',
         _json("<longcat_tool_call>", end="</longcat_tool_call>"),
         words=("<longcat_tool_call>",),
     ),
     ToolFormat(
         ("gigachat3",),
         "GigaChat 3",
-        '<|function_call|>{"name": "f", "arguments": {"a": 1}}',
+        '<|function_call|>{"name": "NAME", "arguments": ARGUMENTS}',
         _json("<|function_call|>", "<|message_sep|>\n\nfunction call<|role_sep|>", "function call<|role_sep|>"),
         words=("<|role_sep|>", "function"),
     ),
     ToolFormat(
         ("solar",),
         "Solar Open",
-        '<|tool_calls|><|tool_call:begin|>1<|tool_call:name|>f<|tool_call:args|>{"a": 1}<|tool_call:end|>',
+        "<|tool_calls|><|tool_call:begin|>1<|tool_call:name|>NAME<|tool_call:args|>ARGUMENTS<|tool_call:end|>",
         {
             "<|tool_call:begin|>": Opening(
                 headed_call(r"[\w.:-]*<\|tool_call:name\|>{name}<\|tool_call:args\|>", ("<|tool_call:end|>",)),
@@ -374,21 +389,21 @@ TOOL_FORMATS = (
     ToolFormat(
         ("inkling",),
         "Inkling",
-        '<|content_invoke_tool_json|>{"name": "f", "args": {"a": 1}}<|end_message|>',
+        '<|content_invoke_tool_json|>{"name": "NAME", "args": ARGUMENTS}<|end_message|>',
         _json("<|content_invoke_tool_json|>", end="<|end_message|>"),
         words=("<|content_invoke_tool_json|>",),
     ),
     ToolFormat(
         ("nemotron_json",),
         "Nemotron Nano 2",
-        '<TOOLCALL>[{"name": "f", "arguments": {"a": 1}}]</TOOLCALL>',
+        '<TOOLCALL>[{"name": "NAME", "arguments": ARGUMENTS}]</TOOLCALL>',
         _json("<TOOLCALL>", end="</TOOLCALL>"),
         words=("<TOOLCALL>",),
     ),
     ToolFormat(
         ("jamba", "hunyuan_a13b", "minimax"),
         "Jamba 1.5, Hunyuan A13B, MiniMax M1, Apriel",
-        '<tool_calls>[{"name": "f", "arguments": {"a": 1}}]</tool_calls>',
+        '<tool_calls>[{"name": "NAME", "arguments": ARGUMENTS}]</tool_calls>',
         _json("<tool_calls>", end="</tool_calls>"),
         words=("<tool_calls>",),
         model_types=("jamba", "hunyuan_v1_moe"),
@@ -396,7 +411,7 @@ TOOL_FORMATS = (
     ToolFormat(
         ("hermes", "qwen3_json", "granite4", "ernie45"),
         "Hermes 2 and 3, Qwen 2.5 and 3, QwQ, Granite 4, ERNIE 4.5",
-        '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>',
+        '<tool_call>\n{"name": "NAME", "arguments": ARGUMENTS}\n</tool_call>',
         _json("<tool_call>", end="</tool_call>"),
         words=("<tool_call>", '"name"'),
         model_types=("qwen2", "qwen3", "qwen3_moe", "smollm3", "ernie4_5_moe"),
@@ -404,7 +419,7 @@ TOOL_FORMATS = (
     ToolFormat(
         ("phi4_mini_json",),
         "Phi-4-mini, Firefunction 2",
-        'functools[{"name": "f", "arguments": {"a": 1}}]',
+        'functools[{"name": "NAME", "arguments": ARGUMENTS}]',
         _json("functools"),
         words=("functools",),
         model_types=("phi3",),
@@ -412,7 +427,7 @@ TOOL_FORMATS = (
     ToolFormat(
         ("xlam",),
         "xLAM",
-        '[{"name": "f", "arguments": {"a": 1}}]',
+        '[{"name": "NAME", "arguments": ARGUMENTS}]',
         _json("[TOOL_CALLS]")
         | _json("<tool_call>", end="</tool_call>")
         | {"```json": Opening(json_calls("```"), "```")},
@@ -437,7 +452,7 @@ TOOL_FORMATS = (
     ToolFormat(
         ("llama3_json", "llama4_json"),
         "Llama 3.1 to 4",
-        '{"name": "f", "parameters": {"a": 1}}',
+        '{"name": "NAME", "parameters": ARGUMENTS}',
         _json("<|python_tag|>"),
         bare={"{": json_calls()},
         words=('{"name": function name',),

@@ -31,7 +31,7 @@ class ToolUse:
 
 def read_tool_use(tools: Any, choice: Any) -> ToolUse:
     """The fields `tools` and `tool_choice` of a request; ClientError says what is wrong with them."""
-    offered = _read_tools(tools)
+    offered = read_tools(tools)
     if choice is None:
         choice = "auto" if offered else "none"
     if choice == "none" or (choice == "auto" and not offered):
@@ -59,7 +59,8 @@ def read_tool_use(tools: Any, choice: Any) -> ToolUse:
     return ToolUse(offered, mode)
 
 
-def _read_tools(tools: Any) -> dict[str, Tool]:
+def read_tools(tools: Any) -> dict[str, Tool]:
+    """The field `tools`, by name; ClientError says what is wrong with it."""
     if tools is None:
         return {}
     if not isinstance(tools, list) or len(tools) > MAX_TOOLS:

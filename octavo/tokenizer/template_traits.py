@@ -23,6 +23,9 @@ class TemplateTraits:
     tests_string_content: bool  # tells string content from a list itself
     tests_null_content: bool  # treats null content on its own
     knows_developer: bool  # has words for the role "developer"
+    knows_tools: bool  # writes the tools that are offered
+    shows_calls: bool  # writes tool calls of earlier turns
+    shows_any_role: bool  # writes messages of whatever role
     arguments_as_text: bool  # puts tool-call arguments into the text as they are
 
 
@@ -37,6 +40,9 @@ def template_traits(source: str) -> TemplateTraits:
             tests_string_content=content.is_tested("string", "iterable", "mapping", "sequence"),
             tests_null_content=content.is_tested("none") or content.is_compared_with_none(),
             knows_developer=any(node.value == "developer" for node in tree.find_all(nodes.Const)),
+            knows_tools=any(node.name == "tools" for node in tree.find_all(nodes.Name)),
+            shows_calls=_names(tree, "tool_calls") or _shows_whole_messages(tree),
+            shows_any_role=_Field(tree, "role").is_concatenated() or _shows_whole_messages(tree),
             arguments_as_text=arguments.is_concatenated()
             and not arguments.is_tested("string", "mapping")
             and not arguments.is_taken_apart(),
@@ -47,6 +53,20 @@ def template_traits(source: str) -> TemplateTraits:
         ) from None
     except RecursionError:
         raise ClientError("the chat template is nested too deeply.", param="chat_template") from None
+
+
+def _names(tree: nodes.Template, field: str) -> bool:
+    """Whether a field is mentioned at all."""
+    attributes = any(node.attr == field for node in tree.find_all(nodes.Getattr))
+    return attributes or any(node.value == field for node in tree.find_all(nodes.Const))
+
+
+def _shows_whole_messages(tree: nodes.Template) -> bool:
+    """Whether messages are written as JSON, with all that they have."""
+    loops = (loop for loop in tree.find_all(nodes.For) if isinstance(loop.iter, nodes.Name))
+    names = {loop.target.name for loop in loops if isinstance(loop.target, nodes.Name)} | {"messages"}
+    filters = (node for node in tree.find_all(nodes.Filter) if node.name == "tojson")
+    return any(isinstance(node.node, nodes.Name) and node.node.name in names for node in filters)
 
 
 class _Field:

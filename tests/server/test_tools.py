@@ -213,6 +213,42 @@ async def test_the_template_sees_tools_and_arguments_as_a_mapping() -> None:
     assert broken.status_code == 400
 
 
+async def test_a_template_that_knows_no_tools() -> None:
+    """Tools, calls and results reach the model as text, in the format that its answers are read in."""
+    role = "<{% if m.role == 'system' %}s{% elif m.role == 'user' %}u{% else %}a{% endif %}>"
+    engine = engine_saying("Fine.", f"{{% for m in messages %}}{role}{{{{ m.content }}}}{{% endfor %}}")
+    call = {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'}}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Let me see.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "12 degrees"},
+    ]
+    async with client_of(engine, tool_call_parser="hermes") as client:
+        assert (await client.post(PATH, json=tools_body(messages=messages))).status_code == 200
+        assert (await client.post(PATH, json=tools_body())).status_code == 200
+        assert (await client.post(PATH, json=tools_body(messages=messages, tool_choice="none"))).status_code == 200
+    first, second, third = (make_tokenizer().decode(prompt, skip_special_tokens=False) for prompt in engine.prompts)
+    assert first.startswith("<s>Be brief.\n\nYou can call tools.") and '"name": "ping"' in first
+    assert '<tool_call>\n{"name": "NAME", "arguments": ARGUMENTS}\n</tool_call>' in first
+    turns = f"<u>Hi<a>Let me see.\n{CALL}<u>Result of get_weather:\n12 degrees"
+    assert first.endswith(turns) and third == f"<s>Be brief.{turns}"
+    assert second.startswith("<s>You can call tools.") and second.endswith("<u>Hi")
+
+
+async def test_a_format_that_cannot_be_explained() -> None:
+    engine = engine_saying("x", "{% for m in messages %}{{ m.content }}{% endfor %}")
+    async with client_of(engine, tool_call_parser="glm45") as client:
+        error = error_of(await client.post(PATH, json=tools_body()), 400)
+    assert error["param"] == "tools" and "--chat-template" in error["message"]
+
+
+async def test_tokenize_checks_tools_too() -> None:
+    async with client_of(engine_saying("x")) as client:
+        body = {"messages": chat_body()["messages"], "tools": [{"type": "function"}]}
+        assert error_of(await client.post("/tokenize", json=body), 400)["param"] == "tools[0].function"
+
+
 async def test_tools_may_be_kept_from_the_template() -> None:
     for keep in (True, False):
         engine = engine_saying("x")
