@@ -47,7 +47,7 @@ def run_kernels(args: KernelBenchArgs) -> int:
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = getattr(torch, args.dtype or ("bfloat16" if device == "cuda" else "float32"))
     chosen = [operators[name] for name in args.ops or sorted(operators)]
-    without = [op.name for op in chosen if op.inputs is None]
+    without = [op.name for op in chosen if op.inputs is None and op.bench_inputs is None]
     if without and args.ops:
         raise ClientError(f"{', '.join(without)} brings no inputs to be measured with.", param="ops")
     with torch.inference_mode():

@@ -35,7 +35,7 @@ def resolve_profiler(details: Mapping[str, Any], platform: Platform) -> Profiler
     fields = {key: value for key, value in details.items() if key != "profiler"}
     for key, value in fields.items():
         if key == "torch_profiler_dir":
-            fits, wanted = isinstance(value, str) and value, "a folder"
+            fits, wanted = isinstance(value, str) and value != "", "a folder"
         elif key.endswith("_iterations"):
             fits, wanted = type(value) is int and value >= 0, "a number of steps"
         else:

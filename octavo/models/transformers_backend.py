@@ -189,7 +189,7 @@ def _attend(
     a constant of its code and all layers share it.
     """
     assert _active is not None, "the model runs outside TransformersForCausalLM.forward"
-    layer = _active.paged_layers[int(index)]
+    layer: Any = _active.paged_layers[int(index)]
     layer.sinks = sinks
     return layer.attend(query, key, value).contiguous()
 

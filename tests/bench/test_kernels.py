@@ -32,6 +32,21 @@ def test_attention_counts_what_each_query_sees():
     assert flops == 4 * (3 + 4 + 5 + 20) * 2 * 8
 
 
+def test_every_operator_can_be_measured():
+    operators = load_operators()
+    assert not [op.name for op in operators.values() if op.inputs is None and op.bench_inputs is None]
+
+
+def test_decoding_counts_the_cache_and_the_projections():
+    num, width = 2, 6 * 128  # 4 query heads and one of keys and of values
+    cache, lens = torch.zeros(9, 2, 64, 8, 128), torch.tensor([100, 7], dtype=torch.int32)
+    num_bytes, flops = load_operators()["decode_attention"].bytes_and_flops(
+        torch.zeros(num, width), None, None, cache, None, None, lens, 100, 4, 8, 1.0
+    )
+    assert num_bytes == 4 * (num * width + num * 4 * 128 + 2 * 107 * 8 * 128)
+    assert flops == 4 * 107 * 4 * 128
+
+
 def test_rates_are_shares_of_the_ceilings():
     row = rates(Measurement("op", "torch", "", 0.5, 10**9, 4 * 10**11), Ceilings(4e9, 1.6e12))
     assert (row["gb_per_s"], row["bandwidth_share"]) == (2.0, 0.5)
