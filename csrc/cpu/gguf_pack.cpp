@@ -1,5 +1,5 @@
 // From GGUF's blocks to packed tiles (packed.h): every integer and every scale is kept, nothing is rounded again except the
-// product of a K format's two scales, to half precision.
+// product of a K format's two scales, to half precision. From plain numbers too, which are rounded here.
 
 #include <cmath>
 #include <cstring>
@@ -155,7 +155,55 @@ static void q3_k(const uint8_t* b, Decoded& out) {
     }
 }
 
+// Plain numbers, rounded 32 at a time.
+template <typename T>
+static void read32(const uint8_t* block, float (&x)[32]) {
+    T stored[32];
+    std::memcpy(stored, block, sizeof(stored));
+    for (int i = 0; i < 32; i += LANES) store_floats(x + i, load_floats(stored + i));
+}
+static float as_half(float x) { return half_to_float(float_to_half(x)); }
+template <typename T>
+static void int8(const uint8_t* block, Decoded& out) {
+    float x[32], largest = 0;
+    read32<T>(block, x);
+    for (float v : x) largest = std::fmax(largest, std::fabs(v));
+    const float scale = as_half(largest / 127.0f), inverse = scale > 0 ? 1.0f / scale : 0.0f;
+    for (int i = 0; i < 32; i++)
+        out.quants[i] = uint8_t(int8_t(std::fmax(-127.0f, std::fmin(127.0f, std::nearbyint(x[i] * inverse)))));
+    set_scale32(out, 0, scale, 0);
+}
+// Of a few ranges, from all the numbers to somewhat less, the one with the smallest error.
+template <typename T>
+static void int4(const uint8_t* block, Decoded& out) {
+    float x[32], low = INFINITY, high = -INFINITY, best = INFINITY;
+    read32<T>(block, x);
+    for (float v : x) low = std::fmin(low, v), high = std::fmax(high, v);
+    for (float part : {1.0f, 0.95f, 0.9f, 0.85f, 0.8f}) {
+        const float cut = (high - low) * (1 - part) / 2, minimum = as_half(low + cut);
+        const float scale = as_half((high - low) * part / 15.0f), inverse = scale > 0 ? 1.0f / scale : 0.0f;
+        uint8_t quants[32];
+        float error = 0;
+        for (int i = 0; i < 32; i++) {
+            const float q = std::fmax(0.0f, std::fmin(15.0f, std::nearbyint((x[i] - minimum) * inverse)));
+            const float difference = q * scale + minimum - x[i];
+            quants[i] = uint8_t(q);
+            error += difference * difference;
+        }
+        if (!(error < best)) continue;
+        best = error;
+        std::memcpy(out.quants, quants, 32);
+        set_scale32(out, 0, scale, minimum);
+    }
+}
+
 static const Format FORMATS[] = {
+    {"int8 float32", 32, 128, KIND_S8, 32, 0, 0, true, int8<float>},
+    {"int8 bfloat16", 32, 64, KIND_S8, 32, 0, 0, true, int8<BFloat16>},
+    {"int8 float16", 32, 64, KIND_S8, 32, 0, 0, true, int8<Half>},
+    {"int4 float32", 32, 128, KIND_U4, 32, 0, 1, true, int4<float>},
+    {"int4 bfloat16", 32, 64, KIND_U4, 32, 0, 1, true, int4<BFloat16>},
+    {"int4 float16", 32, 64, KIND_U4, 32, 0, 1, true, int4<Half>},
     {"Q4_0", 32, 18, KIND_U4, 32, 8, 0, true, q4_0},   {"Q4_1", 32, 20, KIND_U4, 32, 0, 1, true, q4_1},
     {"Q5_0", 32, 22, KIND_U5, 32, 16, 0, true, q5_0},  {"Q5_1", 32, 24, KIND_U5, 32, 0, 1, true, q5_1},
     {"Q8_0", 32, 34, KIND_S8, 32, 0, 0, true, q8_0},   {"IQ4_NL", 32, 18, KIND_S8, 32, 0, 0, true, iq4_nl},

@@ -121,10 +121,10 @@ class EngineArgs:
     quantization: str | None = option(
         None,
         "Weight format; found from the checkpoint when left out. gguf weights stay quantised on a CPU unless a dtype is given, "
-        "and are decoded on load elsewhere. fp8 rounds 16-bit weights to 8 bits while they load.",
+        "and are decoded on load elsewhere. fp8 rounds 16-bit weights to 8 bits while they load; int8 and int4 do on a CPU.",
         group=_LOAD,
         short="-q",
-        choices=("gguf", "fp8"),
+        choices=("gguf", "fp8", "int8", "int4"),
     )
 
     block_size: int | None = option(

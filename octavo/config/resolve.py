@@ -38,6 +38,8 @@ GIB = 1 << 30
 MAX_DEFAULT_CPU_CACHE = 4 * GIB
 # Set aside on an accelerator for the worst step when the context is chosen to fit; the worker measures the real number.
 WORKING_SPACE_GUESS = GIB
+# Weights of a few bits on a CPU, computed in float32 and int8.
+PACKED_FORMATS = ("gguf", "int8", "int4")
 NEUTRAL_GENERATION_CONFIG = ("octavo", "vllm")
 MAX_QUEUED_IN_A_SERVER = 16_384  # far beyond what any client waits for; a bound on memory
 
@@ -80,10 +82,12 @@ def resolve(
     load_format = _load_format(args, checkpoint, notes)
     model_impl = _model_impl(args, hf, native_architectures, notes)
     stored_quantization = model_rules.stored_quantization(hf)
-    quantization = _fp8(args, stored_quantization, platform, load_format, model_impl, notes) or _quantization(
-        args, platform, checkpoint, load_format, model_impl, notes
+    quantization = (
+        _fp8(args, stored_quantization, platform, load_format, model_impl, notes)
+        or _online_int(args, platform, load_format, model_impl, notes)
+        or _quantization(args, platform, checkpoint, load_format, model_impl, notes)
     )
-    if quantization == "gguf":
+    if quantization in PACKED_FORMATS:
         dtype, weights = "float32", _quantised_bytes(checkpoint)
     else:
         dtype = _dtype(args, text, platform, checkpoint, load_format, notes)
@@ -304,6 +308,25 @@ def _quantization(
     return "gguf"
 
 
+def _online_int(
+    args: EngineArgs, platform: Platform, load_format: str, model_impl: str, notes: list[str]
+) -> str | None:
+    """Whether linears are rounded to integers of 8 or 4 bits while they load."""
+    if args.quantization not in ("int8", "int4"):
+        return None
+    for refused, why in (
+        (platform.name != "cpu", f"it is for CPUs; on {platform.name} there is fp8"),
+        (load_format == "gguf", "GGUF weights have a quantisation of their own"),
+        (load_format == "dummy", "dummy weights are made in floating point"),
+        (model_impl == "transformers", "models run by transformers keep the weights they load"),
+        (args.dtype not in ("auto", "float32", "float"), f"it computes in float32 and int8, not in dtype={args.dtype}"),
+    ):
+        if refused:
+            raise ConfigError(f"quantization={args.quantization} is not supported here: {why}.", param="quantization")
+    notes.append(f"quantization={args.quantization}: weights are rounded while they load, activations as they come")
+    return args.quantization
+
+
 def _fp8(
     args: EngineArgs,
     stored: Mapping[str, Any] | None,
@@ -373,7 +396,7 @@ def _kv_cache_dtype(
             notes.append(f"kv_cache_dtype={dtype}: the checkpoint is made for fp8, which {platform.name} reads slowly")
     if asked in ("fp8", "fp8_e4m3", "fp8_e5m2"):
         return _fp8_cache(text, platform, asked, notes)
-    if quantization == "gguf":
+    if quantization in PACKED_FORMATS:
         # The kernels convert as they read; half the bytes, and weights of a few bits hide the rounding.
         return "float16" if asked == "auto" else asked
     if asked not in ("auto", dtype):

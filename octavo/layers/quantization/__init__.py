@@ -8,6 +8,7 @@ from octavo.config.fp8 import ONLINE, read_fp8_scheme
 from octavo.layers.linear import LinearMethod, UnquantizedMethod
 from octavo.layers.quantization.fp8 import Fp8Method
 from octavo.layers.quantization.gguf import GGUFMethod
+from octavo.layers.quantization.online_int import OnlineIntMethod
 from octavo.logger import get_logger
 
 logger = get_logger(__name__)
@@ -23,6 +24,8 @@ def choose_method(load: LoadConfig, packing: Mapping[str, tuple[str, ...]] = NO_
     if load.quantization == "fp8":
         scheme = read_fp8_scheme(load.quantization_config) if load.quantization_config else ONLINE
         return Fp8Method(scheme, packing)
+    if load.quantization in ("int8", "int4"):
+        return OnlineIntMethod(int(load.quantization[-1]))
     if load.quantization == "gguf":
         if GGUFMethod.is_supported():
             return GGUFMethod()

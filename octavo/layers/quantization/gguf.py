@@ -12,7 +12,7 @@ from torch import nn
 
 from octavo.layers.embedding import Embedding
 from octavo.layers.linear import Linear, LinearMethod, UnquantizedMethod
-from octavo.ops.cpu.linear import is_available, pack_gguf
+from octavo.ops.cpu.linear import finish_packing, is_available, pack_gguf
 from octavo.ops.linear.gguf_linear import gguf_embedding, gguf_linear
 from octavo.ops.linear.packed import PackedMatrix, split_rows, unpack
 
@@ -85,6 +85,7 @@ class GGUFMethod(LinearMethod):
         layer.create_bias()
 
     def process_after_loading(self, layer: Linear) -> None:
+        finish_packing()
         pieces = cast(BlockParameter, layer.weight).in_order()
         matrices = tuple(piece for piece in pieces if isinstance(piece, PackedMatrix))
         if len(matrices) < len(pieces):

@@ -24,6 +24,21 @@ def pack_gguf(blocks: torch.Tensor, ggml_type: str) -> PackedMatrix | None:
     )  # fmt: skip
 
 
+def pack_rounded(weight: torch.Tensor, bits: int) -> PackedMatrix:
+    """Round a matrix of numbers to 8 bits (symmetric) or 4 bits (with a minimum) in groups of 32 columns, and pack it."""
+    if weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        weight = weight.float()
+    name = f"int{bits} {str(weight.dtype).removeprefix('torch.')}"
+    packed = pack_gguf(weight.contiguous().view(torch.uint8), name)
+    assert packed is not None, name
+    return packed
+
+
+def finish_packing() -> None:
+    """All weights of a model are packed."""
+    runtime().weights.close()
+
+
 def _num_columns(row_bytes: int, ggml_type: str) -> int:
     library = load_library()
     assert library is not None
