@@ -133,6 +133,11 @@ class HFConfig:
     def tie_word_embeddings(self) -> bool:
         return bool(self.get("tie_word_embeddings", False))
 
+    def for_layers(self, kind: str) -> "HFConfig":
+        """The configuration as layers of one of its `layer_types` see it: with their rotary settings, where kinds differ."""
+        stated = self.get("rope_parameters") or {}
+        return HFConfig({**self.data, "rope_parameters": stated[kind]}) if kind in stated else self
+
     @property
     def rope_parameters(self) -> dict[str, Any]:
         """Rotary settings in transformers 5's shape: always `rope_type` and `rope_theta`, plus the type's own keys.
@@ -140,7 +145,8 @@ class HFConfig:
         Understands the older spelling (`rope_theta` and `rope_scaling` at the top, `type` for `rope_type`).
         """
         merged: dict[str, Any] = dict(self.get("rope_scaling") or {})
-        merged.update(self.get("rope_parameters") or {})
+        stated = self.get("rope_parameters") or {}
+        merged.update(stated.get("full_attention", stated))
         merged.setdefault("rope_type", merged.pop("type", "default"))
         merged.setdefault("rope_theta", self.get("rope_theta", 10000.0))
         merged.setdefault("partial_rotary_factor", self.get("partial_rotary_factor", 1.0))

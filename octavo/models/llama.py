@@ -2,12 +2,15 @@
 
 The model to read first. The flags, with who sets them:
 
-    attention_bias, mlp_bias     Llama variants; Qwen2 has biases on q, k, v only
+    attention_bias, mlp_bias     Llama variants; Qwen2 has biases on q, k, v only; Seed-OSS says attention_out_bias apart
     qk norms                     Qwen3 (`qwen3.py` subclasses the attention)
     no_rope_layers               SmolLM3: layers without positions
     sliding_window, layer_types  Mistral (all layers), Qwen2 (some)
+    attn_logit_softcapping, final_logit_softcapping                                    Gemma 2
     embedding_multiplier, residual_multiplier, attention_multiplier, logits_scaling    Granite
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -36,7 +39,7 @@ def layer_window(cfg: HFConfig, index: int) -> int | None:
 
 
 # Whose `attention_bias` speaks of q, k and v alone.
-NO_OUTPUT_BIAS = ("qwen2", "qwen2_moe", "glm4_moe")
+NO_OUTPUT_BIAS = ("qwen2", "qwen2_moe", "glm", "glm4", "glm4_moe")
 
 
 class LlamaAttention(nn.Module):
@@ -44,7 +47,7 @@ class LlamaAttention(nn.Module):
         super().__init__()
         bias = bool(cfg.get("attention_bias", cfg.get("use_bias", False)))
         qkv_bias = bool(cfg.get("qkv_bias", True)) if cfg.model_type in ("qwen2", "qwen2_moe") else bias
-        output_bias = bias and cfg.model_type not in NO_OUTPUT_BIAS
+        output_bias = bool(cfg.get("attention_out_bias", bias and cfg.model_type not in NO_OUTPUT_BIAS))
         self.qkv_proj = QKVLinear(cfg.hidden_size, cfg.head_dim, cfg.num_heads, cfg.num_kv_heads, bias=qkv_bias)
         self.o_proj = RowLinear(cfg.num_heads * cfg.head_dim, cfg.hidden_size, bias=output_bias)
         self.q_norm: RMSNorm | None = None
@@ -57,6 +60,7 @@ class LlamaAttention(nn.Module):
             cfg.head_dim,
             scale=cfg.get("attention_multiplier"),
             window=layer_window(cfg, index),
+            softcap=float(cfg.get("attn_logit_softcapping", 0.0)),
         )
 
     def forward(self, positions, hidden_states, norm, residual, scale):
@@ -94,10 +98,10 @@ class LlamaLayer(nn.Module):
 
 
 class LlamaModel(nn.Module):
-    def __init__(self, cfg: HFConfig, layer_class: type[LlamaLayer], rope: Rope):
+    def __init__(self, cfg: HFConfig, layer_class: type[LlamaLayer], ropes: Sequence[Rope]):
         super().__init__()
         self.embed_tokens = Embedding(cfg.vocab_size, cfg.hidden_size, float(cfg.get("embedding_multiplier", 1.0)))
-        self.layers = nn.ModuleList(layer_class(cfg, i, rope) for i in range(cfg.num_layers))
+        self.layers = nn.ModuleList(layer_class(cfg, i, rope) for i, rope in enumerate(ropes))
         self.norm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
 
     def forward(self, input_ids, positions, inputs_embeds=None):
@@ -113,14 +117,28 @@ class LlamaForCausalLM(CausalLM):
 
     def __init__(self, cfg: HFConfig):
         super().__init__()
-        self.model = LlamaModel(cfg, self.layer_class, self.make_rope(cfg))
-        self.lm_head = LMHead(cfg.hidden_size, cfg.vocab_size, logits_scale=1.0 / float(cfg.get("logits_scaling", 1.0)))
+        self.model = LlamaModel(cfg, self.layer_class, self.layer_ropes(cfg))
+        self.lm_head = LMHead(
+            cfg.hidden_size,
+            cfg.vocab_size,
+            logits_scale=1.0 / float(cfg.get("logits_scaling", 1.0)),
+            softcap=float(cfg.get("final_logit_softcapping", 0.0)),
+        )
         self.tied = {"lm_head.weight": "model.embed_tokens.weight"} if cfg.tie_word_embeddings else {}
 
     @staticmethod
     def make_rope(cfg: HFConfig) -> Rope:
-        """The table all layers share."""
+        """The table all layers share, or all of one kind."""
         return Rope.of(cfg, max_position=cfg.get("max_model_len"))
+
+    @classmethod
+    def layer_ropes(cls, cfg: HFConfig) -> list[Rope]:
+        """The table of each layer."""
+        kinds = cfg.get("layer_types") or ["full_attention"] * cfg.num_layers
+        if not any(kind in (cfg.get("rope_parameters") or {}) for kind in kinds):
+            return [cls.make_rope(cfg)] * cfg.num_layers
+        tables = {kind: cls.make_rope(cfg.for_layers(kind)) for kind in dict.fromkeys(kinds)}
+        return [tables[kind] for kind in kinds]
 
     def forward(
         self, input_ids: torch.Tensor | None, positions: torch.Tensor, inputs_embeds: torch.Tensor | None = None

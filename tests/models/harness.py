@@ -34,8 +34,12 @@ def random_checkpoint(model_type: str, changes: dict, folder: Path) -> torch.nn.
 
     Weights are drawn wide and norms away from one, so that a wrong scale, bias or order shows in the logits.
     """
+    return random_checkpoint_of(transformers.CONFIG_MAPPING[model_type](**{**SIZES, **changes}), folder)
+
+
+def random_checkpoint_of(config, folder: Path) -> torch.nn.Module:
+    """The same for a whole configuration."""
     torch.manual_seed(0)
-    config = transformers.CONFIG_MAPPING[model_type](**{**SIZES, **changes})
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     for name, parameter in model.named_parameters():
         noise = torch.randn_like(parameter)

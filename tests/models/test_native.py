@@ -86,6 +86,13 @@ CASES = {
     "glm4_moe": ("glm4_moe", {**SIGMOID, **GROUPS, "head_dim": 16, "attention_bias": True}),
     "glm4_moe, head norms": ("glm4_moe", {**SIGMOID, "head_dim": 16, "use_qk_norm": True, "n_group": 1}),
     "dots1": ("dots1", {**SIGMOID, "head_dim": 16, "attention_bias": True, "norm_topk_prob": True}),
+    "gemma": ("gemma", {"head_dim": 24}),
+    "gemma2": ("gemma2", {"head_dim": 24, "sliding_window": 16, "query_pre_attn_scalar": 40}),
+    "gemma3": ("gemma3_text", {"head_dim": 24, "sliding_window": 16, "final_logit_softcapping": 2.0}),
+    "phi3": ("phi3", {"sliding_window": 16, "rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}}),
+    "glm": ("glm", {"head_dim": 16}),
+    "glm4": ("glm4", {"head_dim": 16}),
+    "seed_oss": ("seed_oss", {"head_dim": 16, "attention_bias": True, "attention_out_bias": False}),
     "smollm3": ("smollm3", {"no_rope_layer_interval": 2}),
     "granite": (
         "granite",
