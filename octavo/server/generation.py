@@ -28,6 +28,7 @@ class ChoiceUpdate:
     events: list[Event]
     completion: CompletionOutput
     request: RequestOutput
+    is_reasoning: Sequence[bool] = ()  # of each of the completion's tokens; empty: none is
 
     @property
     def text(self) -> str:
@@ -111,23 +112,27 @@ class Generation:
         if completion.finish_reason is not None or machine.is_done:
             events = events + machine.finish(completion.finish_reason or "stop")
             self._ended[choice] = True
+        flags: Sequence[bool] = ()
         if machine.sections is not None:
-            completion = self._tell_sections(machine.sections, completion)
+            completion, flags = self._tell_sections(machine.sections, completion)
         is_first, self._begun[choice] = not self._begun[choice], True
-        return ChoiceUpdate(choice, is_first, events, completion, output)
+        return ChoiceUpdate(choice, is_first, events, completion, output, flags)
 
-    def _tell_sections(self, sections: Sections, completion: CompletionOutput) -> CompletionOutput:
-        """Count the tokens of reasoning, and take them out where they are hidden."""
+    def _tell_sections(
+        self, sections: Sections, completion: CompletionOutput
+    ) -> tuple[CompletionOutput, Sequence[bool]]:
+        """Count the tokens of reasoning, and take them out where they are hidden; which of those left are reasoning."""
         flags = sections.of(completion.token_ids)
         self.usage.reasoning_tokens = (self.usage.reasoning_tokens or 0) + sum(flags)
         if not sections.is_hidden or not any(flags):
-            return completion
+            return completion, flags
         shown = [index for index, is_reasoning in enumerate(flags) if not is_reasoning]
-        return replace(
+        shown_completion = replace(
             completion,
             token_ids=[completion.token_ids[index] for index in shown],
             logprobs=None if completion.logprobs is None else [completion.logprobs[index] for index in shown],
         )
+        return shown_completion, ()
 
     async def _outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """The outputs of every prompt, tagged with its index, as they come."""

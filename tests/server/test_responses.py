@@ -1,6 +1,7 @@
 """The Responses API, through the official client where it can say what is asked."""
 
 import asyncio
+import itertools
 import json
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -15,9 +16,11 @@ from pydantic import TypeAdapter
 from octavo.server.answers import encode
 from octavo.server.generation import UsageCounter
 from octavo.server.openai.protocol import refuse_unsupported
+from octavo.server.openai.responses import TokenLogprob
 from octavo.server.responses.answer import ResponseAnswer
-from octavo.server.responses.protocol import NOT_SUPPORTED, ResponsesRequest
+from octavo.server.responses.protocol import NOT_SUPPORTED, OutputMessage, ResponsesRequest
 from octavo.server.responses.routes import _response
+from octavo.server.text_machine import ReasoningDelta
 from octavo.types.sampling_params import SamplingParams
 from tests.server.fake_engine import FakeEngine, make_config, make_tokenizer
 from tests.server.http import RawCall, client_of, error_of, make_app, strict_json
@@ -407,6 +410,38 @@ async def test_items_of_reasoning_text_and_parallel_calls():
     assert output[3]["arguments"] == ""
     whole = strict_json(encode(await answer().whole(updates_of(*CALLS))))
     assert whole["output"] == output
+
+
+async def test_logprobs_of_the_message():
+    async with client_of() as client:
+        asked = body(include=["message.output_text.logprobs"], top_logprobs=2)
+        whole = (await client.post(PATH, json=asked)).json()
+        events = read_events((await client.post(PATH, json=asked | {"stream": True})).text)
+        bare = (await client.post(PATH, json=body())).json()
+    entries = whole["output"][0]["content"][0]["logprobs"]
+    assert "".join(entry["token"] for entry in entries) == "Hello there<|im_end|>"
+    assert all(len(entry["top_logprobs"]) == 2 and entry["logprob"] == -0.5 for entry in entries)
+    deltas = [entry for event in events if event["type"] == "response.output_text.delta" for entry in event["logprobs"]]
+    assert deltas == entries[:-1] and len(deltas) > 2
+    assert events[-1]["response"]["output"][0]["content"][0]["logprobs"] == entries
+    assert bare["output"][0]["content"][0]["logprobs"] == []
+    Response.model_validate(whole, strict=True)
+
+
+async def test_logprobs_leave_reasoning_and_calls_out():
+    """Each token of the scripted updates is its own entry; only those of the message are told."""
+    counter = itertools.count()
+    told: list[int] = []
+
+    def score(update):
+        if any(isinstance(event, ReasoningDelta) for event in update.events):
+            return []  # as the route does with tokens of reasoning
+        told.append(next(counter))
+        return [TokenLogprob(str(told[-1]), -1.0, None, [])]
+
+    whole = await answer(logprobs=score).whole(updates_of(*CALLS))
+    parts = [item.content[0].logprobs for item in whole.output if isinstance(item, OutputMessage)]
+    assert [[entry.token for entry in part] for part in parts] == [["0"], ["3", "4"]]
 
 
 async def test_reasoning_travels_as_opaque_text():

@@ -13,6 +13,7 @@ from octavo.errors import RequestFailedError
 from octavo.server.answers import sse
 from octavo.server.errors import describe
 from octavo.server.generation import ChoiceUpdate, Generation
+from octavo.server.openai.responses import TokenLogprob
 from octavo.server.responses.conversation import pack_reasoning
 from octavo.server.responses.protocol import (
     FunctionCall,
@@ -42,25 +43,32 @@ Frames = Iterator[bytes]
 
 
 class ResponseAnswer:
-    """Fills `response`, once. `on_end` is called when it is complete, before its last event is told."""
+    """Fills `response`, once. `on_end` is called when it is complete, before its last event is told.
+
+    `logprobs` gives the entries of an update's tokens, those of reasoning left out; None: none were asked for.
+    """
 
     def __init__(
         self,
         response: Response,
         generation: Generation,
         *,
+        logprobs: Callable[[ChoiceUpdate], list[TokenLogprob]] | None = None,
         packs_reasoning: bool,
         shows_cache: bool,
         on_end: Callable[[], None] = lambda: None,
     ):
         self.response = response
         self.generation = generation
+        self.logprobs = logprobs
         self.packs_reasoning = packs_reasoning
         self.shows_cache = shows_cache
         self.on_end = on_end
         self._sequence_number = 0
         self._open: Item | None = None
         self._pieces: list[str] = []  # of the open item's text, joined when it closes
+        self._new_scores: list[TokenLogprob] = []  # for the next delta of text
+        self._scores: list[TokenLogprob] = []  # of the open message
         self._blank = ""  # white space that may turn out to begin a message
 
     async def chunks(self, updates: Updates) -> AsyncGenerator[bytes, None]:
@@ -70,6 +78,7 @@ class ResponseAnswer:
         yield self._state("response.in_progress")
         async with aclosing(updates):
             async for update in updates:
+                self._new_scores += self.logprobs(update) if self.logprobs is not None else []
                 for event in update.events:
                     for frame in self._write(event):
                         yield frame
@@ -101,6 +110,7 @@ class ResponseAnswer:
         if reason not in ("stop", "length", "tool_calls"):
             raise RequestFailedError(f"the server ended the answer ({reason}); send the request again.")
         is_cut = reason == "length"
+        self._scores += self._new_scores  # behind the last text: an end mark, or what completed a stop string
         yield from self._close("incomplete" if is_cut else "completed")
         response = self.response
         if is_cut:
@@ -130,6 +140,7 @@ class ResponseAnswer:
             case ReasoningDelta(text):
                 yield from self._write_reasoning(text)
             case ToolCallStart(_, call_id, name):
+                self._new_scores = []  # they are the call's
                 yield from self._start(FunctionCall(self._item_id("fc"), call_id, name))
             case ToolCallArguments(_, text):
                 self._pieces.append(text)
@@ -146,7 +157,9 @@ class ResponseAnswer:
             yield from self._start(OutputMessage(self._item_id("msg")))
             yield self._event("response.content_part.added", content_index=0, part=OutputText())
         self._pieces.append(text)
-        yield self._event("response.output_text.delta", content_index=0, delta=text, logprobs=[])
+        scores, self._new_scores = self._new_scores, []
+        self._scores += scores
+        yield self._event("response.output_text.delta", content_index=0, delta=text, logprobs=scores)
 
     def _write_reasoning(self, text: str) -> Frames:
         if not isinstance(self._open, ReasoningItem):
@@ -169,7 +182,8 @@ class ResponseAnswer:
             case None:
                 return
             case OutputMessage():
-                part = OutputText(text)
+                part = OutputText(text, logprobs=self._scores)
+                self._scores = []
                 item.content.append(part)
                 yield self._event("response.output_text.done", content_index=0, text=text, logprobs=part.logprobs)
                 yield self._event("response.content_part.done", content_index=0, part=part)
@@ -181,6 +195,7 @@ class ResponseAnswer:
                 yield self._event("response.content_part.done", content_index=0, part=item.content[0])
             case FunctionCall():
                 item.arguments = text
+                self._new_scores = []
                 yield self._event("response.function_call_arguments.done", name=item.name, arguments=text)
         item.status = status
         yield self._event("response.output_item.done", with_item_id=False, item=item)

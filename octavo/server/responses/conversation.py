@@ -47,7 +47,8 @@ def chat_fields(body: ResponsesRequest, messages: Sequence[JsonObject]) -> JsonO
     if body.top_logprobs is not None and not body.includes(INCLUDE_LOGPROBS):
         raise ClientError(f'top_logprobs needs include: ["{INCLUDE_LOGPROBS}"].', param="top_logprobs")
     if body.includes(INCLUDE_LOGPROBS):
-        fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}
+        # Token by token also for a whole answer, so that each has its place.
+        fields |= {"logprobs": True, "top_logprobs": body.top_logprobs, "stream": True}
     return fields
 
 

@@ -4,6 +4,8 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from octavo.server.openai.responses import TokenLogprob
+
 JsonObject = dict[str, Any]
 
 # Field -> values that ask for nothing.
@@ -95,7 +97,7 @@ class ResponsesRequest(Struct, kw_only=True):
 class OutputText(Struct, tag="output_text", tag_field="type"):
     text: str = ""
     annotations: list[JsonObject] = []
-    logprobs: list[Any] = []
+    logprobs: list[TokenLogprob] = []
 
 
 class ReasoningText(Struct, tag="reasoning_text", tag_field="type"):

@@ -3,6 +3,7 @@
 import asyncio
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import aclosing
 
 import msgspec
@@ -14,14 +15,18 @@ from octavo.errors import ClientError, QueueFullError
 from octavo.server.answers import EventStream, Json, StreamStyle, run_while_connected, sse
 from octavo.server.context import ServerContext
 from octavo.server.errors import describe
+from octavo.server.generation import ChoiceUpdate
 from octavo.server.json_body import convert, read_object
 from octavo.server.openai.call import served_name
+from octavo.server.openai.logprobs import LogprobWriter
 from octavo.server.openai.protocol import ChatCompletionRequest, refuse_unsupported
+from octavo.server.openai.responses import TokenLogprob
 from octavo.server.openai.serving import send_answer, start_chat
 from octavo.server.responses.answer import ResponseAnswer
 from octavo.server.responses.conversation import chat_fields, input_items, to_messages
 from octavo.server.responses.protocol import (
     INCLUDE_ENCRYPTED,
+    INCLUDE_LOGPROBS,
     NOT_SUPPORTED,
     DeletedResponse,
     InputItems,
@@ -63,6 +68,7 @@ async def create_response(request: Request) -> EventStream | Json:
     answer = ResponseAnswer(
         response,
         generation,
+        logprobs=_scorer(server, body),
         packs_reasoning=body.includes(INCLUDE_ENCRYPTED),
         shows_cache=server.args.enable_prompt_tokens_details,
         **({"on_end": keep} if keeps else {}),
@@ -159,6 +165,22 @@ def _earlier(body: ResponsesRequest, store: ResponseStore, owner: Owner) -> list
             param="previous_response_id",
         )
     return entry.messages
+
+
+def _scorer(server: ServerContext, body: ResponsesRequest) -> Callable[[ChoiceUpdate], list[TokenLogprob]] | None:
+    """What writes the log probabilities of an update's tokens, where they were asked for."""
+    if not body.includes(INCLUDE_LOGPROBS):
+        return None
+    writer = LogprobWriter(server.tokenizer, server.args.return_tokens_as_token_ids)
+
+    def write(update: ChoiceUpdate) -> list[TokenLogprob]:
+        token_ids, positions = update.completion.token_ids, update.completion.logprobs or []
+        if update.is_reasoning:
+            shown = [index for index, is_reasoning in enumerate(update.is_reasoning) if not is_reasoning]
+            token_ids, positions = [token_ids[i] for i in shown], [positions[i] for i in shown]
+        return writer.chat(token_ids, positions, body.top_logprobs or 0)
+
+    return write
 
 
 def _response(response_id: str, body: ResponsesRequest, model: str, params: SamplingParams, keeps: bool) -> Response:
