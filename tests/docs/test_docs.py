@@ -70,9 +70,10 @@ def load(path: Path) -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def server(tiny_llama_dir: Path) -> Iterator[Server]:
+def server(tiny_llama_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     options = ("--served-model-name", DEMO, "--enable-admin-routes", "--responses-store-bytes", "1M")
-    running = start(tiny_llama_dir, *options)
+    profiler = f"--profiler-config.torch_profiler_dir={tmp_path_factory.mktemp('traces')}"
+    running = start(tiny_llama_dir, *options, "--enable-sleep-mode", profiler)
     yield running
     stop(running)
 

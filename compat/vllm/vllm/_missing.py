@@ -16,9 +16,9 @@ _MULTIMODAL = "prompts are text or token ids"
 _MODULES = {
     "assets": "sample pictures, videos and sounds are not needed: " + _MULTIMODAL,
     "attention": "choose with the option attention_backend; " + _INTERNAL,
-    "compilation": "Octavo captures graphs without a compiler; options: enforce_eager, compilation_config",
+    "compilation": "choose with the options compile, enforce_eager and compilation_config; " + _INTERNAL,
     "distributed": _DISTRIBUTED,
-    "device_allocator": "the engine cannot sleep; stop the process to free its memory",
+    "device_allocator": "use LLM.sleep and LLM.wake_up; " + _INTERNAL,
     "forward_context": _INTERNAL,
     "lora": "LoRA adapters are not served yet; merge the adapter into the model",
     "model_executor": "models are written for octavo.layers; register an architecture through the entry points octavo.models",
@@ -59,7 +59,7 @@ _NAMES = {
     "KVTransferConfig": "the KV cache does not leave the engine",
     "KVEventsConfig": "the KV cache does not leave the engine",
     "StructuredOutputsConfig": "structured output is not available yet",
-    "ProfilerConfig": "profiles are taken from outside",
+    "ProfilerConfig": _CONFIG,
     "WeightTransferConfig": "weights are loaded once, at the start",
 }
 
