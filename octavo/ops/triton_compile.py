@@ -33,20 +33,22 @@ logger = get_logger(__name__)
 
 def encode(launches: Iterable[Launch]) -> list[str]:
     """The distinct launches as JSON: [module, kernel, arguments, options], a tensor as ["torch.dtype", is aligned]."""
-    return sorted(
-        {
-            json.dumps(
-                [
-                    launch.kernel.fn.__module__,
-                    launch.kernel.fn.__qualname__,
-                    [[str(a.dtype), a.is_aligned] if isinstance(a, NotedTensor) else a for a in launch.args],
-                    launch.options,
-                ],
-                sort_keys=True,
-            )
-            for launch in launches
-        }
-    )
+    return sorted({json.dumps(_describe(launch), sort_keys=True) for launch in launches})
+
+
+def _describe(launch: Launch) -> list[Any]:
+    constants = set(launch.kernel.constexprs)
+    args = [arg if place in constants else _generalise(arg) for place, arg in enumerate(launch.args)]
+    return [launch.kernel.fn.__module__, launch.kernel.fn.__qualname__, args, launch.options]
+
+
+def _generalise(arg: Any) -> Any:
+    """A value that stands for all that share its kernel."""
+    if isinstance(arg, NotedTensor):
+        return [str(arg.dtype), arg.is_aligned]
+    if type(arg) is int and 1 < arg < 1 << 31:
+        return 16 if arg % 16 == 0 else 17
+    return arg
 
 
 class KernelCompiler:
