@@ -46,6 +46,9 @@ class ServerArgs:
     allow_credentials: bool = option(False, "Let those origins send cookies and keys.", group=ACCESS)
     enable_request_id_headers: bool = option(False, "Answer with the request's id in X-Request-Id.", group=ACCESS)
     enable_server_load_tracking: bool = option(False, "Serve the number of open requests at /load.", group=ACCESS)
+    enable_scale_out: bool = option(
+        False, "Serve /inference/v1/generate and the render routes, for fleets that tokenize elsewhere.", group=ACCESS
+    )
     enable_admin_routes: bool = option(
         False,
         "Serve /pause, /resume, /is_paused, /sleep, /wake_up, /is_sleeping, /reset_prefix_cache and /server_info.",

@@ -182,7 +182,7 @@ _REFUSED: tuple[tuple[str, str], ...] = (
     ),
     (
         "this route is not served",
-        "enable_tokenizer_info_endpoint enable_scale_out enable_offline_docs",
+        "enable_tokenizer_info_endpoint enable_offline_docs",
     ),
     (
         "the server sends no keep-alive comments; raise the proxy's idle timeout",

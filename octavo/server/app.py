@@ -25,6 +25,7 @@ from octavo.server.responses.routes import ROUTES as RESPONSES_ROUTES
 from octavo.server.responses.routes import STORE_ROUTES
 from octavo.server.responses.store import ResponseStore
 from octavo.server.stall_guard import StallGuard
+from octavo.server.tokens.routes import ROUTES as TOKENS_ROUTES
 from octavo.tracing import TraceContext, TracedEngine, make_provider
 
 
@@ -90,6 +91,8 @@ def build_app(engine: EngineClient, args: ServerArgs, stats: StatCollector | Non
     ]
     if args.responses_store_bytes:
         routes += STORE_ROUTES
+    if args.enable_scale_out:
+        routes += TOKENS_ROUTES
     if args.enable_admin_routes:
         routes += control.routes()
     if engine.config.profiler is not None:

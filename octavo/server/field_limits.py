@@ -17,6 +17,7 @@ from octavo.server.openai.protocol import (
 )
 from octavo.server.prompts import MAX_DETOKENIZED, MAX_TOKEN_CHARACTERS
 from octavo.server.responses.protocol import ResponsesRequest
+from octavo.server.tokens.protocol import GenerateRequest
 from octavo.server.tools import MAX_TOOLS
 from octavo.types.sampling_params import (
     INT32_MAX,
@@ -35,6 +36,7 @@ BODIES = {
     "POST /tokenize": TokenizeRequest,
     "POST /detokenize": DetokenizeRequest,
     "POST /v1/responses": ResponsesRequest,
+    "POST /inference/v1/generate": GenerateRequest,
     "POST /v1/messages": MessagesRequest,
     "POST /v1/messages/count_tokens": CountTokensRequest,
 }
@@ -127,6 +129,9 @@ FIELDS: dict[str | tuple[str, str], str] = {
     ("POST /v1/responses", "tools"): "functions, counted with input",
     ("POST /v1/responses", "tool_choice"): "none, auto, required, or one of the tools",
     ("POST /v1/responses", "structured_outputs"): "as in a chat completion",
+    "token_ids": f"the context, {_IDS}",
+    "sampling_params": "the sampling fields of a completion, by the same limits",
+    "output_mode": "tokens or text",
     "system": "counted with messages",
     "stop_sequences": f"{MAX_STOP_STRINGS} strings of 1 to {MAX_CHARACTERS} characters",
     "metadata": "ignored",
