@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from octavo import LLM, SamplingParams
-from octavo.errors import ClientError, EngineAsleepError
+from octavo.errors import ClientError, ConfigError, EngineAsleepError
 from octavo.worker import sleep
 from octavo.worker.sleep import HostWeights
 from tests.fixtures.checkpoints import write_random_llama
@@ -77,6 +77,13 @@ def test_weights_changed_before_the_cache_wakes_are_served(tmp_path):
         llm.apply_model(lambda model: [p.data.copy_(state[name]) for name, p in model.named_parameters()] and None)
         llm.wake_up(tags=["kv_cache"])
         assert answers(llm) == expected != before
+        with pytest.raises(ConfigError, match="sleeping"):
+            llm.collective_rpc("reload_weights")
+        llm.sleep(level=1)
+        llm.wake_up(tags=["weights"])
+        llm.collective_rpc("reload_weights")  # those of the disk
+        llm.wake_up(tags=["kv_cache"])
+        assert answers(llm) == before
 
 
 def test_memory_falls_and_the_prefix_cache_is_empty(tmp_path):
