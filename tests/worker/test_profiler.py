@@ -26,8 +26,7 @@ def generate(llm: LLM, num_tokens: int) -> None:
 
 def read(file: str) -> list[str]:
     """Names of a trace's events."""
-    opened = gzip.open(file) if file.endswith(".gz") else open(file, "rb")
-    with opened as stream:
+    with gzip.open(file) as stream:
         return [event.get("name", "") for event in json.load(stream)["traceEvents"]]
 
 
