@@ -25,12 +25,14 @@ _SCALAR_RUN = re.compile(r"[-+.\w]*", re.ASCII)
 _SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?", re.ASCII)
 
 
-def copy_string(reader: Reader, emit: Emit) -> Parse[None]:
-    """Copy a JSON string, quotes included."""
+def copy_string(reader: Reader, emit: Emit, limit: int | None = None) -> Parse[None]:
+    """Copy a JSON string, quotes included. More than `limit` characters (and as many escapes) are an error."""
     yield from reader.expect('"')
     emit('"')
+    size = 0
     while True:
-        run = reader.run(_STRING_RUN)
+        run = reader.run(_STRING_RUN, None if limit is None else limit - size)
+        size += len(run)
         if run:
             emit(run)
         character = yield from reader.peek()
@@ -132,18 +134,9 @@ def _copy_character(reader: Reader, emit: Emit, character: str) -> Parse[None]:
 
 
 def read_string(reader: Reader, limit: int | None = MAX_NAME) -> Parse[str]:
-    """The text of a JSON string of at most `limit` characters as written."""
+    """The text of a JSON string of at most `limit` characters."""
     pieces: list[str] = []
-    size = 0
-
-    def add(piece: str) -> None:
-        nonlocal size
-        size += len(piece)
-        if limit is not None and size > limit:
-            raise MalformedError
-        pieces.append(piece)
-
-    yield from copy_string(reader, add)
+    yield from copy_string(reader, pieces.append, limit)
     return whole_characters(json.loads("".join(pieces)))
 
 

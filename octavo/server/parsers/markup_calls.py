@@ -10,7 +10,7 @@ from typing import Any
 
 from octavo.server.parsers.calls import MAX_NAME, Body, Call, Calls, whole_characters
 from octavo.server.parsers.literal_calls import python_to_json
-from octavo.server.parsers.reader import EndOfText, MalformedError, Marks, Parse, Reader
+from octavo.server.parsers.reader import Emit, EndOfText, MalformedError, Marks, Parse, Reader
 
 _NAME = re.compile(r"""\s*["']?([^"'<>\s]+)""")
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
@@ -115,13 +115,23 @@ class Markup:
         text = _Text(self.is_verbatim)
         if kinds == {"string"}:
             call.arguments(start + '"')
-            mark = yield from reader.until(self._value_ends, lambda piece: call.arguments(_inside(text.add(piece))))
+            mark = yield from self._until_end(reader, lambda piece: call.arguments(_inside(text.add(piece))))
             call.arguments('"')
         else:
             pieces: list[str] = []
-            mark = yield from reader.until(self._value_ends, lambda piece: pieces.append(text.add(piece)))
+            mark = yield from self._until_end(reader, lambda piece: pieces.append(text.add(piece)))
             call.arguments(start + typed_value("".join(pieces), kinds))
         return mark if mark in (self.parameter, self.call_end) else None
+
+    def _until_end(self, reader: Reader, emit: Emit) -> Parse[str | None]:
+        """Read up to the end of a value, which the end of an answer that is not cut is as well."""
+        try:
+            return (yield from reader.until(self._value_ends, emit))
+        except EndOfText:
+            if reader.is_cut:
+                raise
+            emit(reader.rest())
+            return None
 
 
 class _Text:

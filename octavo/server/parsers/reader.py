@@ -33,7 +33,7 @@ class Marks:
         self.marks = sorted(set(marks), key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, self.marks)) or r"(?!)")
         self._beginnings = frozenset(mark[:end] for mark in self.marks for end in range(1, len(mark)))
-        self._longest = max(map(len, self.marks), default=0)
+        self.longest = max(map(len, self.marks), default=0)
 
     def search(self, text: str, start: int, is_last: bool) -> tuple[int, str | None]:
         """(where the first mark begins, the mark), or (where one may be beginning, None) at the latest at the end."""
@@ -41,7 +41,7 @@ class Marks:
         if found is not None:
             may_grow = found.end() == len(text) and not is_last and found[0] in self._beginnings
             return found.start(), None if may_grow else found[0]
-        for position in range(max(start, len(text) - self._longest + 1), len(text)):
+        for position in range(max(start, len(text) - self.longest + 1), len(text)):
             if text[position:] in self._beginnings:
                 return position, None
         return len(text), None
@@ -108,20 +108,25 @@ class Reader:
                 return self.text[self.at]
             yield from self.more()
 
-    def run(self, pattern: re.Pattern[str]) -> str:
-        """Read what has arrived of `pattern`, a repetition of one class of characters that may be empty."""
+    def run(self, pattern: re.Pattern[str], limit: int | None = None) -> str:
+        """Read what has arrived of `pattern`, a repetition of one class of characters that may be empty.
+
+        A run of more than `limit` characters is an error, and read that far.
+        """
         found = pattern.match(self.text, self.at)
         assert found is not None
-        self.at = found.end()
-        return found[0]
+        run = found[0]
+        if limit is not None and len(run) > limit:
+            self.at += limit
+            raise MalformedError
+        self.at += len(run)
+        return run
 
     def word(self, pattern: re.Pattern[str], limit: int) -> Parse[str]:
         """Read all of `pattern` (as in `run`); more than `limit` characters are an error."""
         word = ""
         while True:
-            word += self.run(pattern)
-            if len(word) > limit:
-                raise MalformedError
+            word += self.run(pattern, limit - len(word))
             if self.at < len(self.text):
                 return word
             yield from self.more()
@@ -153,16 +158,13 @@ class Reader:
             yield from self.more()
 
     def until_after(self, marks: Marks, limit: int) -> Parse[tuple[str, str]]:
-        """(the text before the next mark, the mark), both read; more than `limit` characters are an error."""
-        pieces: list[str] = []
-        size = 0
-
-        def add(piece: str) -> None:
-            nonlocal size
-            size += len(piece)
-            if size > limit:
+        """(the text before the next mark, the mark), both read. An error unless it begins within `limit` characters."""
+        while True:
+            window = self.text[self.at : self.at + limit + marks.longest]
+            start, mark = marks.search(window, 0, self.ended)
+            if start > limit:
                 raise MalformedError
-            pieces.append(piece)
-
-        mark = yield from self.until(marks, add)
-        return "".join(pieces), mark
+            if mark is not None:
+                self.at += start + len(mark)
+                return window[:start], mark
+            yield from self.more()

@@ -68,6 +68,7 @@ WELL_FORMED = [
     _tools("qwen3_coder", CODER_CALLS),
     _tools("qwen3_coder", "On it.\n<function=f>\n<parameter=a>\n1\n</function>\n</tool_call>", (("f", {"a": 1}),), content="On it.\n</tool_call>"),
     _tools("qwen3_coder", "<tool_call><function=f><parameter=a>1</parameter>", (("f", {"a": 1}),)),
+    _tools("qwen3_coder", "<tool_call><function=f><parameter=a>\n1\n</para", (("f", {"a": "1\n</para"}),)),
     _tools("qwen3_coder", "<tool_call><function=get_weather><parameter=tags>\n['a', \"b\"]\n</parameter><parameter=note>12</parameter></function></tool_call>", (("get_weather", {"tags": ["a", "b"], "note": "12"}),)),
     _tools("qwen3_coder", "<tool_call><function=get_weather><parameter=note>null</parameter><parameter=days>soon</parameter></function></tool_call>", (("get_weather", {"note": None, "days": "soon"}),)),
     _tools("deepseek_v3", f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{CITY_JSON}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>ping\n```json\n{{}}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
