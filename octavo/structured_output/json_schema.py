@@ -69,17 +69,15 @@ def show_path(path: Path) -> str:
     return "$" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
 
 
-class SchemaError(ClientError):
-    """A schema that is wrong, or more than can be enforced."""
-
-    def __init__(self, path: Path, message: str):
-        super().__init__(f"JSON schema: {show_path(path)} {message}", param="structured_outputs")
+def schema_error(path: Path, message: str) -> ClientError:
+    """A schema is wrong, or more than can be enforced, at `path`."""
+    return ClientError(f"JSON schema: {show_path(path)} {message}", param="structured_outputs")
 
 
 def clean_schema(
     schema: Any, *, is_closed: bool = False, check: Callable[[Mapping[str, Any], Path], None] | None = None
 ) -> Any:
-    """The schema without annotations; `SchemaError` where it cannot be enforced.
+    """The schema without annotations; ClientError where it cannot be enforced.
 
     `is_closed`: objects hold no properties but those named, unless the schema says otherwise. `check` may refuse more: it
     is shown each subschema.
@@ -92,7 +90,7 @@ def parse_schema(text: str) -> Any:
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise SchemaError((), f"is not JSON: {error}.") from None
+        raise schema_error((), f"is not JSON: {error}.") from None
 
 
 def _refuse_constant(name: str) -> Any:
@@ -129,13 +127,13 @@ class _Walk:
     def _schema(self, schema: Any, path: Path, depth: int) -> Any:
         self._num_subschemas += 1
         if depth > MAX_DEPTH:
-            raise SchemaError(path, f"is nested deeper than {MAX_DEPTH} levels.")
+            raise schema_error(path, f"is nested deeper than {MAX_DEPTH} levels.")
         if self._num_subschemas > MAX_SUBSCHEMAS:
-            raise SchemaError(path, f"is one of more than {MAX_SUBSCHEMAS} subschemas; make the schema smaller.")
+            raise schema_error(path, f"is one of more than {MAX_SUBSCHEMAS} subschemas; make the schema smaller.")
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
-            raise SchemaError(path, f"is {_shown(schema)}; a schema is an object, true or false.")
+            raise schema_error(path, f"is {_shown(schema)}; a schema is an object, true or false.")
         if self._check is not None:
             self._check(schema, path)
         cleaned: dict[str, Any] = {}
@@ -149,7 +147,7 @@ class _Walk:
                 continue
             known = KEYWORDS.get(keyword)
             if known is None:
-                raise SchemaError((*path, keyword), "is not supported; leave it out and check the answer yourself.")
+                raise schema_error((*path, keyword), "is not supported; leave it out and check the answer yourself.")
             if known[0] != "definitions":  # those that are used are met by their references
                 cleaned[keyword] = self._value(known[0], value, (*path, keyword), depth)
         concerns_objects = "properties" in cleaned or "object" in _types(cleaned)
@@ -162,24 +160,24 @@ class _Walk:
             return self._schema(value, path, depth + 1)
         if kind == "schemas" or (kind == "items" and isinstance(value, list)):
             if not isinstance(value, list) or not value:
-                raise SchemaError(path, f"is {_shown(value)}; it must be a list of schemas, not empty.")
+                raise schema_error(path, f"is {_shown(value)}; it must be a list of schemas, not empty.")
             return [self._schema(schema, (*path, i), depth + 1) for i, schema in enumerate(value)]
         if kind == "items":
             return self._schema(value, path, depth + 1)
         if kind == "named schemas":
             if not isinstance(value, dict):
-                raise SchemaError(path, f"is {_shown(value)}; it must be an object of schemas.")
+                raise schema_error(path, f"is {_shown(value)}; it must be an object of schemas.")
             return {name: self._schema(schema, (*path, name), depth + 1) for name, schema in value.items()}
         if kind == "reference":
             self._follow(value, path)
             return value
         if not _CHECKS[kind](value):
-            raise SchemaError(path, f"is {_shown(value)}; it must be {_WANTED[kind]}.")
+            raise schema_error(path, f"is {_shown(value)}; it must be {_WANTED[kind]}.")
         return value
 
     def _follow(self, reference: Any, path: Path) -> None:
         if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-            raise SchemaError(
+            raise schema_error(
                 path, f"is {_shown(reference)}; only references into the schema itself (#/…) are followed."
             )
         if reference in self._resolved or reference in self._pending:
@@ -191,7 +189,7 @@ class _Walk:
             elif isinstance(target, list) and step.isdecimal() and int(step) < len(target):
                 target = target[int(step)]
             else:
-                raise SchemaError(path, f"is {_shown(reference)}, which leads nowhere.")
+                raise schema_error(path, f"is {_shown(reference)}, which leads nowhere.")
         if reference == "#":
             self._resolved[reference] = None  # the root is being walked
         else:
@@ -206,7 +204,7 @@ class _Walk:
             if not isinstance(schema, dict) or id(schema) in finished:
                 return
             if id(schema) in open_ids:
-                raise SchemaError(path, "refers to itself without anything in between; no text can follow it.")
+                raise schema_error(path, "refers to itself without anything in between; no text can follow it.")
             open_ids = (*open_ids, id(schema))
             if "$ref" in schema:
                 visit(self._resolved[schema["$ref"]], (*path, "$ref"), open_ids)
@@ -273,7 +271,7 @@ def _types(schema: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _check_draft(value: Any) -> None:
     if not isinstance(value, str) or not any(draft in value for draft in _DRAFTS):
-        raise SchemaError(("$schema",), f"is {_shown(value)}; drafts 7, 2019-09 and 2020-12 are understood.")
+        raise schema_error(("$schema",), f"is {_shown(value)}; drafts 7, 2019-09 and 2020-12 are understood.")
 
 
 def _is_number(value: Any) -> bool:

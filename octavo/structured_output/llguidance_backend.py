@@ -14,7 +14,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from octavo.errors import ClientError
 from octavo.structured_output.constraint import NO_WHITESPACE, Constraint
 from octavo.structured_output.grammar import Backend, CompiledGrammar, Grammar, Masks
-from octavo.structured_output.json_schema import SchemaError, find_fault
+from octavo.structured_output.json_schema import find_fault, schema_error
 from octavo.structured_output.vocabulary import Vocabulary
 
 # What a matcher holds besides its grammar's text, by rough measurement; it grows with use.
@@ -36,14 +36,16 @@ class LLGuidance(Backend):
         matcher = self._match(text)
         if matcher.is_error():
             if constraint.kind == "json":
-                raise SchemaError(*find_fault(json.loads(constraint.text), self._complaint))
+                raise schema_error(*find_fault(json.loads(constraint.text), self._complaint))
             raise _refusal(constraint, matcher.get_error())
         # The first mask shows whether there is any text at all, and pays for what later ones share.
         first = matcher.deep_copy()
-        if not any(first.compute_bitmask()) and not first.is_error():
+        has_text = any(first.compute_bitmask())
+        error = first.get_error()
+        if not has_text or error.startswith("NoExtension"):
             raise _refusal(constraint, "no text can match it")
-        if first.is_error():
-            raise _refusal(constraint, first.get_error())
+        if error:
+            raise _refusal(constraint, error)
         return _Compiled(matcher, _MATCHER_BYTES + len(text))
 
     def _match(self, text: str) -> llguidance.LLMatcher:

@@ -9,12 +9,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+import numpy as np
 import xgrammar
 
 from octavo.errors import ClientError
 from octavo.structured_output.constraint import NO_WHITESPACE, WHITESPACE, Constraint
 from octavo.structured_output.grammar import Backend, CompiledGrammar, Grammar, Masks
-from octavo.structured_output.json_schema import KEYWORDS, Path, SchemaError, clean_schema
+from octavo.structured_output.json_schema import KEYWORDS, Path, clean_schema, schema_error
 from octavo.structured_output.vocabulary import Vocabulary
 
 # White space between two tokens of JSON. It can be bounded in number only.
@@ -22,6 +23,9 @@ MAX_WHITESPACE = 8
 NOT_ENFORCED = frozenset(
     ("additionalItems", "allOf", "format", "maxProperties", "minProperties", "multipleOf", "oneOf", "patternProperties")
 )
+# Parts of patterns that are read and not followed, or not read: looking around, back references, word borders.
+_NOT_FOLLOWED = re.compile(r"\(\?<?[=!]|\\[1-9bBk]")
+_NOT_FOLLOWED_SAID = "look-around, back references and word borders are not supported by xgrammar."
 # Keyword -> keywords beside which it is passed over, or passes over them.
 _ALL = KEYWORDS.keys() - {"$defs", "definitions"}
 _NOT_BESIDE = dict.fromkeys(("$ref", "anyOf", "const", "enum"), _ALL) | {"pattern": {"minLength", "maxLength"}}
@@ -29,6 +33,7 @@ _NOT_BESIDE = dict.fromkeys(("$ref", "anyOf", "const", "enum"), _ALL) | {"patter
 
 class XGrammar(Backend):
     def __init__(self, vocabulary: Vocabulary):
+        self._num_words = vocabulary.num_words
         tokens = list(vocabulary.tokens)
         for token_id in vocabulary.special.values():
             tokens[token_id] = b""  # never allowed
@@ -41,7 +46,12 @@ class XGrammar(Backend):
 
     def compile(self, constraint: Constraint) -> CompiledGrammar:
         try:
-            return _Compiled(self._compile(constraint))
+            compiled = _Compiled(self._compile(constraint))
+            first = np.zeros((1, self._num_words), dtype=np.int32)
+            self.fill([compiled.start()], first, [0])
+            if not first.any():
+                raise ValueError("no text can match it")
+            return compiled
         except (RuntimeError, ValueError) as error:
             if isinstance(error, ClientError):
                 raise
@@ -59,6 +69,8 @@ class XGrammar(Backend):
                 rules = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(text))
                 return compiler.compile_grammar(f"root ::= {rules}")
             case "regex":
+                if _NOT_FOLLOWED.search(text):
+                    raise ClientError(f"structured_outputs: regex: {_NOT_FOLLOWED_SAID}", param="structured_outputs")
                 return compiler.compile_regex(text)
             case "gbnf":
                 return compiler.compile_grammar(text)
@@ -118,22 +130,24 @@ def _refuse(schema: Mapping[str, Any], path: Path) -> None:
     """Refuse a subschema that xgrammar would not enforce in full."""
     keywords = KEYWORDS.keys() & schema.keys()
     for keyword in keywords & NOT_ENFORCED:
-        raise SchemaError((*path, keyword), "is not supported by xgrammar.")
+        raise schema_error((*path, keyword), "is not supported by xgrammar.")
     if isinstance(schema.get("items"), list):
-        raise SchemaError((*path, "items"), "as a list is not supported by xgrammar; use prefixItems.")
+        raise schema_error((*path, "items"), "as a list is not supported by xgrammar; use prefixItems.")
     for keyword in keywords & _NOT_BESIDE.keys():
         others = (keywords & _NOT_BESIDE[keyword]) - {keyword}
         if others:
-            raise SchemaError((*path, keyword), f"beside {', '.join(sorted(others))} is not supported by xgrammar.")
+            raise schema_error((*path, keyword), f"beside {', '.join(sorted(others))} is not supported by xgrammar.")
+    if _NOT_FOLLOWED.search(schema.get("pattern", "")):
+        raise schema_error((*path, "pattern"), f"cannot be enforced: {_NOT_FOLLOWED_SAID}")
     for name in schema.get("required", ()):
         if name not in schema.get("properties", ()):
-            raise SchemaError(
+            raise schema_error(
                 (*path, "required"), f"names {name!r}, which properties does not: not supported by xgrammar."
             )
     for keyword in keywords:
         types = KEYWORDS[keyword][1]
         if types and schema.get("type") not in types:
-            raise SchemaError((*path, keyword), f'needs "type": "{types[0]}" beside it with xgrammar.')
+            raise schema_error((*path, keyword), f'needs "type": "{types[0]}" beside it with xgrammar.')
 
 
 def _one_line(message: str) -> str:

@@ -53,7 +53,7 @@ def test_texts_of_a_constraint(backend, fields, taken, not_taken):
         assert not takes(backend, compiled, text), text
 
 
-@pytest.mark.parametrize("regex", ["[a-", "(", "(?<=x)y", "a{2,1}", "*a"])
+@pytest.mark.parametrize("regex", ["[a-", "(", "(?<=x)y", "(?=a)", r"(a)\1", r"\bx", "a{2,1}", "*a"])
 def test_broken_patterns_are_the_clients_mistake(backend, regex):
     """FC-059: a pattern that is wrong, or more than an engine can follow, is refused."""
     with pytest.raises(ClientError, match="regex"):
@@ -62,7 +62,16 @@ def test_broken_patterns_are_the_clients_mistake(backend, regex):
 
 @pytest.mark.parametrize(
     "grammar",
-    ["root ::= nothing", 'x ::= "a"', 'root ::= "a" (', "root ::= [a-z", "start: nothing", 'start: "a', 'foo: "a"'],
+    [
+        "root ::= nothing",
+        'x ::= "a"',
+        'root ::= "a" (',
+        "root ::= [a-z",
+        "start: nothing",
+        'start: "a',
+        'foo: "a"',
+        "root ::= root",
+    ],
 )
 def test_broken_grammars_are_the_clients_mistake(backend, grammar):
     """FC-067: undefined rules, no root, open brackets."""

@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from octavo.errors import ClientError
-from octavo.structured_output.json_schema import FORMATS, KEYWORDS, SchemaError, clean_schema, parse_schema
+from octavo.structured_output.json_schema import FORMATS, KEYWORDS, clean_schema, parse_schema
 from octavo.structured_output.llguidance_backend import LLGuidance
 from tests.structured_output.bytes_vocabulary import bytes_vocabulary, compile_with, takes
 
@@ -92,7 +92,7 @@ def test_every_supported_keyword_and_format_has_a_case():
 )
 def test_what_cannot_be_enforced_is_refused_with_its_path(schema, path):
     """FC-057, FC-058: malformed and bare recursive schemas are the client's mistake, named by their place."""
-    with pytest.raises(SchemaError, match=re.escape(path)) as caught:
+    with pytest.raises(ClientError, match=re.escape(path)) as caught:
         clean_schema(schema)
     assert caught.value.param == "structured_outputs"
 
@@ -120,13 +120,13 @@ def test_limits():
     deep: dict = {}
     for _ in range(70):
         deep = {"items": deep}
-    with pytest.raises(SchemaError, match="deeper than 64"):
+    with pytest.raises(ClientError, match="deeper than 64"):
         clean_schema(deep)
-    with pytest.raises(SchemaError, match="more than 5000 subschemas"):
+    with pytest.raises(ClientError, match="more than 5000 subschemas"):
         clean_schema({"properties": {str(i): {} for i in range(6000)}})
-    with pytest.raises(SchemaError, match="is not JSON"):
+    with pytest.raises(ClientError, match="is not JSON"):
         parse_schema('{"type": NaN}')
-    with pytest.raises(SchemaError, match="is not JSON"):
+    with pytest.raises(ClientError, match="is not JSON"):
         parse_schema("[" * 100_000)
 
 
