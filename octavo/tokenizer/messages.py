@@ -86,7 +86,7 @@ def _text_of_part(part: Any, where: str) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind not in _TEXT_PARTS:
+    if not isinstance(kind, str) or kind not in _TEXT_PARTS:
         raise ClientError(
             f"{where} has type {kind!r}, which this model cannot take; use parts of type 'text'.", param=where
         )

@@ -154,6 +154,7 @@ def test_null_content(template: Template) -> None:
         ([user("a"), {"content": "x"}], r"messages\[1\] has role=None"),
         ([user(7)], r"messages\[0\].content must be"),
         ([user([{"type": "hologram", "hologram": 1}])], r"content\[0\] has type 'hologram'"),
+        ([user([{"type": ["text"], "text": "a"}])], r"content\[0\] has type \['text'\]"),
         ([user([{"type": "image_url", "image_url": {"url": "x"}}])], "'image_url', which this model cannot take"),
         ([user([{"type": "text"}])], "needs a string under 'text'"),
         ([user([3])], "has type None"),

@@ -156,7 +156,7 @@ def _text(content: Any, place: str) -> str:
 
 def _text_of_part(part: Any, place: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind not in _TEXT_PARTS:
+    if not isinstance(kind, str) or kind not in _TEXT_PARTS:
         raise ClientError(f"{place} has type {kind!r}, which is not supported here; send text.", param=place)
     return _string(part, _TEXT_PARTS[kind], place)
 
