@@ -170,3 +170,74 @@ def test_function_calls_of_responses(server):
                 assert 0 < response.usage.output_tokens_details.reasoning_tokens < response.usage.output_tokens
             previous = response.id
             given = [{"type": "function_call_output", "call_id": item.call_id, "output": "ok"} for item in uses]
+
+
+def test_langchain_calls_tools(server):
+    """A tool is bound, called, answered; streamed pieces add up to the same call."""
+    langchain_openai = pytest.importorskip("langchain_openai", reason="needs langchain-openai")
+    from langchain_core.messages import HumanMessage, ToolMessage
+
+    def read(path: str) -> str:
+        """Read a file."""
+        return f"text of {path}"
+
+    def model(text: str) -> Any:
+        return langchain_openai.ChatOpenAI(
+            model="coder",
+            base_url=f"{server.url}/v1",
+            api_key="-",
+            timeout=PATIENCE,
+            max_retries=0,
+            extra_body=say(text),
+        ).bind_tools([read])
+
+    asked = [HumanMessage("Read a.")]
+    calling = model(written("", "So.", [("read", {"path": "a"})]))
+    called = calling.invoke(asked)
+    (call,) = called.tool_calls
+    assert (call["name"], call["args"]) == ("read", {"path": "a"})
+    pieces = list(calling.stream(asked))
+    joined = pieces[0]
+    for piece in pieces[1:]:
+        joined += piece
+    assert [(c["name"], c["args"]) for c in joined.tool_calls] == [("read", {"path": "a"})]
+    assert joined.content == called.content
+    done = model("Done.").invoke([*asked, called, ToolMessage(read(**call["args"]), tool_call_id=call["id"])])
+    assert done.content == "Done." and not done.tool_calls
+
+
+def test_schemas_hold_on_every_api(server):
+    """FC-098: the words are the model's own (random) ones; whatever ends by itself is what the schema says."""
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": ["x", "y"]}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+
+    def check(text: str) -> None:
+        value = json.loads(text)
+        assert set(value) == {"a", "b"} and 0 <= value["a"] <= 99 and value["b"] in ("x", "y")
+
+    with (
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", timeout=PATIENCE, max_retries=0) as client,
+        anthropic.Anthropic(base_url=server.url, api_key="-", timeout=PATIENCE, max_retries=0) as other,
+    ):
+        wanted = {"format": {"type": "json_schema", "name": "answer", "schema": schema, "strict": True}}
+        off = {"chat_template_kwargs": {"enable_thinking": False}}
+        response = client.responses.create(model="coder", input="Hi", text=wanted, extra_body={"seed": 1, **off})
+        assert response.status == "completed" and response.usage.output_tokens > 0
+        check(response.output_text)
+        with client.responses.stream(model="coder", input="Hi", text=wanted, extra_body={"seed": 1, **off}) as stream:
+            events = list(stream)
+        assert events[-1].type == "response.completed" and events[-1].response.usage.output_tokens > 0
+        assert events[-1].response.output_text == response.output_text
+        message = other.messages.create(
+            model="coder",
+            max_tokens=200,
+            messages=[{"role": "user", "content": "Hi"}],
+            thinking={"type": "disabled"},
+            output_config={"format": {"type": "json_schema", "schema": schema}},
+        )
+        assert message.stop_reason == "end_turn"
+        check(message.content[0].text)
