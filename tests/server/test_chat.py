@@ -2,6 +2,7 @@
 
 import pytest
 
+from octavo.server.openai.protocol import NOT_YET, ChatCompletionRequest, CompletionRequest
 from octavo.types.sampling_params import SamplingParams
 from tests.server.fake_engine import FakeEngine, make_config, make_tokenizer, say
 from tests.server.http import chat_body, client_of, error_of, events, strict_json
@@ -20,6 +21,17 @@ def joined(chunks: list[dict], index: int = 0) -> str:
         for choice in chunk["choices"]
         if choice["index"] == index
     )
+
+
+def test_every_field_of_the_official_client_is_dealt_with():
+    """Honoured, refused by name, or ignored on purpose: what only hints or labels."""
+    from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatFields
+    from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionFields
+
+    ignored = {"metadata", "safety_identifier", "prediction"}
+    ignored |= {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"}
+    assert set(ChatFields.__annotations__) <= {*ChatCompletionRequest.__struct_fields__, *NOT_YET, *ignored}
+    assert set(CompletionFields.__annotations__) <= {*CompletionRequest.__struct_fields__, *NOT_YET}
 
 
 async def test_whole_answer():

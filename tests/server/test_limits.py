@@ -146,6 +146,44 @@ async def test_products_are_bounded():
         assert (await client.post(CHAT, json=chat_body(**largest, max_tokens=2))).status_code == 200
 
 
+def as_messages(count: int, tools: list[dict]) -> dict:
+    tools = [{"name": tool["name"], "input_schema": tool["parameters"]} for tool in tools]
+    return {"messages": [{"role": "user", "content": "x"}] * count, "tools": tools, "max_tokens": 2}
+
+
+def as_items(count: int, tools: list[dict]) -> dict:
+    tools = [{"type": "function", **tool} for tool in tools]
+    return {"input": [{"role": "user", "content": "x"}] * count, "tools": tools, "max_output_tokens": 2}
+
+
+def as_chat(count: int, tools: list[dict]) -> dict:
+    tools = [{"type": "function", "function": tool} for tool in tools]
+    return {"messages": [{"role": "user", "content": "x"}] * count, "tools": tools, "max_tokens": 2}
+
+
+@pytest.mark.parametrize(
+    ("path", "make"), [(CHAT, as_chat), ("/v1/messages", as_messages), ("/v1/responses", as_items)]
+)
+async def test_conversations_and_tools_are_bounded_on_every_api(path, make):
+    """FC-176: many messages, many tools, a name of a megabyte: a quick 4xx, and nothing reaches the engine."""
+    engine = FakeEngine()
+    many = [{"name": f"f{i}", "parameters": {}} for i in range(10_000)]
+    deep: dict = {}
+    for _ in range(100):
+        deep = {"properties": {"x": deep}}
+    async with client_of(engine) as client:
+        for count, tools in (
+            (10_000, []),
+            (1, many),
+            (1, [{"name": "n" * (1 << 20), "parameters": {}}]),
+            (1, [{"name": "f", "parameters": deep}]),
+            (1, [{"name": "f", "parameters": {"enum": ["v" * (1 << 20)]}}]),
+        ):
+            response = await client.post(path, json=make(count, tools))
+            assert 400 <= response.status_code < 500 and len(response.content) < 5000
+    assert engine.params == []
+
+
 async def test_errors_do_not_echo_a_megabyte():
     async with client_of() as client:
         for fields in ({"model": "m" * (1 << 20)}, {"stop": ["s" * (1 << 20)]}, {"chat_template": "t" * (1 << 20)}):

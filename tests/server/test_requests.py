@@ -160,9 +160,12 @@ async def test_values_at_the_border(fields):
         ("best_of", 2),
         ("suffix", "x"),
         ("truncation_side", "right"),
+        ("store", True),
+        ("service_tier", "flex"),
     ],
 )
 async def test_fields_of_later_features_are_refused_by_name(name, value):
+    """FC-169 among them: no tensor is taken from outside."""
     async with client_of() as client:
         error = error_of(await client.post(CHAT, json=chat_body(**{name: value})), 400)
     assert error["param"] == name and error["code"] == "unsupported_parameter" and name in error["message"]

@@ -42,6 +42,12 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "ec_transfer_params": ({},),
     "repetition_detection": ({},),
     "watermarking": (False,),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "verbosity": ("medium",),
+    "moderation": (),
+    "mm_payload": (),
+    "routed_experts_prompt_start": (0,),
     "return_token_offsets": (False,),
     "return_prompt_text": (False,),
 }
