@@ -9,6 +9,7 @@ from typing import Any, Literal
 from octavo.config.engine import StructuredOutputsConfig
 from octavo.errors import ClientError
 from octavo.structured_output.json_schema import clean_schema, parse_schema
+from octavo.structured_output.structural_tag import read_structural_tag
 from octavo.types.structured_outputs import MAX_CONSTRAINT_BYTES, StructuredOutputsParams
 
 # Between the tokens of JSON: nothing, a space, or a line break and its indentation. Bounded, so that a model that likes
@@ -56,7 +57,7 @@ def make_constraint(params: StructuredOutputsParams, config: StructuredOutputsCo
     if params.grammar is not None:
         _check_brackets(params.grammar, "grammar")
         return Constraint("gbnf" if "::=" in params.grammar else "lark", params.grammar)
-    raise _bad("structural_tag is not supported yet.")
+    return Constraint("structural_tag", _to_json(read_structural_tag(params.structural_tag)), whitespace)
 
 
 def _to_json(value: Any) -> str:

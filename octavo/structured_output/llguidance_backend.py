@@ -15,6 +15,7 @@ from octavo.errors import ClientError
 from octavo.structured_output.constraint import NO_WHITESPACE, Constraint
 from octavo.structured_output.grammar import Backend, CompiledGrammar, Grammar, Masks
 from octavo.structured_output.json_schema import find_fault, schema_error
+from octavo.structured_output.structural_tag import LarkWriter
 from octavo.structured_output.vocabulary import Vocabulary
 
 # What a matcher holds besides its grammar's text, by rough measurement; it grows with use.
@@ -25,14 +26,14 @@ _MIN_PARALLEL = 4
 
 class LLGuidance(Backend):
     def __init__(self, vocabulary: Vocabulary):
-        self._num_words = vocabulary.num_words
+        self._special = vocabulary.special
         wrapper = llguidance.TokenizerWrapper(_Source(vocabulary))
         self._tokenizer = llguidance.LLTokenizer(wrapper, n_vocab=vocabulary.num_logits)
         self._limits = llguidance.LLParserLimits(verbose_errors=False)  # verbose ones would show the whole grammar
         self._executor = llguidance.LLExecutor()
 
     def compile(self, constraint: Constraint) -> CompiledGrammar:
-        text = _SPELLINGS[constraint.kind](constraint)
+        text = self._spell(constraint)
         matcher = self._match(text)
         if matcher.is_error():
             if constraint.kind == "json":
@@ -47,6 +48,13 @@ class LLGuidance(Backend):
         if error:
             raise _refusal(constraint, error)
         return _Compiled(matcher, _MATCHER_BYTES + len(text))
+
+    def _spell(self, constraint: Constraint) -> str:
+        """The constraint as llguidance writes grammars."""
+        if constraint.kind == "structural_tag":
+            writer = LarkWriter(self._special, _to_lark, lambda regex: llguidance.regex_to_lark(regex, "dw"))
+            return writer.write(json.loads(constraint.text), _whitespace(constraint))
+        return _SPELLINGS[constraint.kind](constraint)
 
     def _match(self, text: str) -> llguidance.LLMatcher:
         return llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
@@ -119,12 +127,14 @@ class _Source:
 # ---- the constraint in llguidance's words
 
 
-def _json(constraint: Constraint) -> str:
+def _whitespace(constraint: Constraint) -> Any:
     if constraint.whitespace == NO_WHITESPACE:
-        return llguidance.LLMatcher.grammar_from_json_schema(constraint.text, overrides={"whitespace_flexible": False})
-    return llguidance.LLMatcher.grammar_from_json_schema(
-        constraint.text, overrides={"whitespace_pattern": constraint.whitespace}
-    )
+        return {"whitespace_flexible": False}
+    return {"whitespace_pattern": constraint.whitespace}
+
+
+def _json(constraint: Constraint) -> str:
+    return llguidance.LLMatcher.grammar_from_json_schema(constraint.text, overrides=_whitespace(constraint))
 
 
 def _choice(constraint: Constraint) -> str:
@@ -139,10 +149,17 @@ def _regex(constraint: Constraint) -> str:
 
 
 def _gbnf(constraint: Constraint) -> str:
+    return llguidance.LLMatcher.grammar_from_lark(_to_lark(constraint.text))
+
+
+def _to_lark(grammar: str) -> str:
+    """A GBNF or Lark grammar as Lark."""
+    if "::=" not in grammar:
+        return grammar
     try:
-        return llguidance.LLMatcher.grammar_from_lark(any_to_lark(_plain_characters(constraint.text)))
+        return str(any_to_lark(_plain_characters(grammar)))
     except Exception as error:  # the converter raises bare ones
-        raise _refusal(constraint, str(error)) from None
+        raise ClientError(f"structured_outputs: gbnf: {error}.", param="structured_outputs") from None
 
 
 def _plain_characters(gbnf: str) -> str:

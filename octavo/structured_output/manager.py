@@ -1,5 +1,6 @@
 """`GrammarManager`: compiles grammars beside the loop, keeps compiled ones, and fills the masks of a step."""
 
+import contextlib
 import importlib
 import threading
 import time
@@ -7,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import numpy as np
 
@@ -21,11 +23,14 @@ from octavo.types.request import EngineRequest
 
 logger = get_logger(__name__)
 
-# Name -> module:class, loaded when a request needs it. "auto" tries them in this order.
+# Name -> module:class, loaded when a request needs it.
 BACKENDS = {
     "llguidance": "octavo.structured_output.llguidance_backend:LLGuidance",
     "xgrammar": "octavo.structured_output.xgrammar_backend:XGrammar",
 }
+# "auto": llguidance, and xgrammar where that can do more.
+FIRST = "llguidance"
+SECOND = {"gbnf": "xgrammar", "structural_tag": "xgrammar"}
 NUM_THREADS = 2
 MAX_CACHE_BYTES = 256 << 20
 
@@ -125,16 +130,21 @@ class GrammarManager:
 
     def _compile(self, constraint: Constraint) -> tuple[Backend, CompiledGrammar]:
         """By the backend that was chosen; under "auto" by the first that can."""
-        names = list(BACKENDS) if self._config.backend == "auto" else [self._config.backend]
-        refusal: Exception | None = None
-        for name in names:
-            try:
-                backend = self._get_backend(name)
-                return backend, self._cache.get(name, backend, constraint)
-            except (ClientError, ImportError) as error:
-                refusal = refusal or error  # the first choice's word counts
-        assert refusal is not None
-        raise refusal
+        if self._config.backend != "auto":
+            return self._compile_with(self._config.backend, constraint)
+        try:
+            return self._compile_with(FIRST, constraint)
+        except ClientError:
+            second = SECOND.get(constraint.kind)
+            if second is None or find_spec(second) is None:
+                raise
+            with contextlib.suppress(ClientError):
+                return self._compile_with(second, constraint)
+            raise  # the first one's word counts
+
+    def _compile_with(self, name: str, constraint: Constraint) -> tuple[Backend, CompiledGrammar]:
+        backend = self._get_backend(name)
+        return backend, self._cache.get(name, backend, constraint)
 
     def _get_vocabulary(self) -> Vocabulary:
         with self._lock:

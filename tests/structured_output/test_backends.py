@@ -1,14 +1,10 @@
 """What every grammar engine does, on a vocabulary of bytes."""
 
-import importlib
-
 import numpy as np
 import pytest
 
 from octavo.errors import ClientError
 from octavo.structured_output.constraint import make_constraint
-from octavo.structured_output.grammar import Backend
-from octavo.structured_output.manager import BACKENDS
 from octavo.types.structured_outputs import StructuredOutputsParams
 from tests.structured_output.bytes_vocabulary import END, bytes_vocabulary, compile_with, takes
 
@@ -22,12 +18,6 @@ start: greeting " " NAME ("!" | "?")?
 greeting: "hello" | "bye"
 NAME: /[A-Z][a-z]+/
 """
-
-
-@pytest.fixture(scope="module", params=sorted(BACKENDS))
-def backend(request) -> Backend:
-    module, _, name = BACKENDS[request.param].partition(":")
-    return getattr(importlib.import_module(module), name)(bytes_vocabulary())
 
 
 @pytest.mark.parametrize(
