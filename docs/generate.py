@@ -18,6 +18,8 @@ from octavo.server.field_limits import BODIES, limit_of
 from octavo.server.http_protocol import MAX_HEADER_BYTES
 from octavo.server.json_body import MAX_DEPTH
 from octavo.server.limits import MAX_ANSWERS, MAX_SCORES
+from octavo.server.reasoning_formats import REASONING_FORMATS
+from octavo.server.tool_formats import TOOL_FORMATS
 
 FOLDER = Path(__file__).parent
 _NOTE = "<!-- Written by docs/generate.py; change the tables in the code instead. -->"
@@ -205,7 +207,60 @@ _EXCHANGE = (
     ("prompt tokens that wait", "none", "429", "`--max-num-queued-tokens`"),
     ("a request id in a header", "128 characters", "replaced", ""),
 )
-PAGES = {"configuration.md": configuration, "limits.md": limits, "metrics.md": metrics}
+
+
+def output_formats() -> str:
+    """docs/output-formats.md"""
+    lines = [
+        "# Formats of tool calls and reasoning",
+        "",
+        _NOTE,
+        "",
+        "How models write [tool calls](tool-calling.md) and [reasoning](reasoning.md). The names are what `--tool-call-parser`",
+        "and `--reasoning-parser` take. Without those options, a format is chosen when the words beside it all stand in the",
+        "model's chat template, or when the model is of the type beside it; the log says which.",
+        "",
+        "## Tool calls",
+        "",
+        "A call of `f` with a=1:",
+        "",
+        "| names | models | a call | found by |",
+        "|---|---|---|---|",
+    ]
+    for tool_row in TOOL_FORMATS:
+        types = [f"type {_code(kind)}" for kind in tool_row.model_types]
+        found = ", ".join([*map(_code, tool_row.words), *types]) or "name alone"
+        lines.append(f"| {_names(tool_row.names)} | {tool_row.models} | {_code(tool_row.example)} | {found} |")
+    lines += [
+        "",
+        "## Reasoning",
+        "",
+        "| names | models | an answer | found by |",
+        "|---|---|---|---|",
+    ]
+    for row in REASONING_FORMATS:
+        found = ", ".join(map(_code, row.words)) or "name alone"
+        lines.append(f"| {_names(row.names)} | {row.models} | {_code(row.example)} | {found} |")
+    return "\n".join(lines) + "\n"
+
+
+def _names(names: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _code(text: str) -> str:
+    """Text of a model in a cell: as it is, but on one line."""
+    shown = text.replace("|", "\\|").replace("\n", "⏎")
+    fence = "``" if "`" in shown else "`"
+    return f"{fence} {shown} {fence}" if fence == "``" else f"{fence}{shown}{fence}"
+
+
+PAGES = {
+    "configuration.md": configuration,
+    "limits.md": limits,
+    "metrics.md": metrics,
+    "output-formats.md": output_formats,
+}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

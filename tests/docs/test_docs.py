@@ -73,7 +73,9 @@ def load(path: Path) -> ModuleType:
 def server(tiny_llama_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     options = ("--served-model-name", DEMO, "--enable-admin-routes", "--responses-store-bytes", "1M")
     profiler = f"--profiler-config.torch_profiler_dir={tmp_path_factory.mktemp('traces')}"
-    running = start(tiny_llama_dir, *options, "--enable-sleep-mode", profiler)
+    # Tools take more words than the model's own context holds.
+    longer = ("--hf-overrides.max_position_embeddings", "2048")
+    running = start(tiny_llama_dir, *options, *longer, "--enable-sleep-mode", profiler)
     yield running
     stop(running)
 
