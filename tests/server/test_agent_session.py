@@ -241,3 +241,18 @@ def test_schemas_hold_on_every_api(server):
         )
         assert message.stop_reason == "end_turn"
         check(message.content[0].text)
+
+        tools = [{"name": "answer", "input_schema": schema}]
+        for choice in ({"type": "tool", "name": "answer"}, {"type": "any", "disable_parallel_tool_use": True}):
+            with other.messages.stream(
+                model="coder",
+                max_tokens=400,
+                messages=[{"role": "user", "content": "Hi"}],
+                thinking={"type": "disabled"},
+                tools=tools,
+                tool_choice=choice,
+            ) as stream:
+                message = stream.get_final_message()
+            (block,) = message.content
+            assert (message.stop_reason, block.type, block.name) == ("tool_use", "tool_use", "answer")
+            check(json.dumps(block.input))
