@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from octavo.context import get_step_context
 from octavo.layers.linear import Linear, LinearMethod
 from octavo.layers.norm import RMSNorm
 from octavo.ops.embedding import embedding
@@ -44,3 +45,11 @@ class LMHead(Linear):
         if self.softcap > 0:
             logits = self.softcap * torch.tanh(logits / self.softcap)
         return logits
+
+
+class TokenTypeEmbedding(Embedding):
+    """What is added to a token for the text of a pair that it belongs to: all are of the first where nobody says."""
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        types = get_step_context().token_types
+        return self.weight[0] if types is None else super().forward(types)
