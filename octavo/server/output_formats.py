@@ -31,7 +31,7 @@ from octavo.server.reasoning_formats import (
 from octavo.server.text_machine import PlainText, TextMachine
 from octavo.server.token_sections import TokenSections
 from octavo.server.tool_formats import TOOL_FORMATS, ToolFormat, detect_tool_format, find_tool_format
-from octavo.server.tools import ToolUse, answer_schema, read_tool_use
+from octavo.server.tools import ToolUse, answer_schema, read_tool_use, strict_tag
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.types.sampling_params import (
     ReasoningSection,
@@ -65,7 +65,7 @@ class Reading:
     tokenizer: Tokenizer | None
     section: ReasoningSection | None = None
     shown_special_token_ids: list[int] = field(default_factory=list)
-    constraint: StructuredOutputsParams | None = None  # what the answer is forced to be
+    constraint: StructuredOutputsParams | None = None  # what calls are held to
     is_thinking_off: bool = False  # there is nothing that a budget could limit
 
     def make_machine(self) -> TextMachine:
@@ -88,7 +88,8 @@ class Reading:
         if self.constraint is not None:
             if params.structured_outputs is not None:
                 raise ClientError(
-                    "a tool_choice that forces a call and a response format exclude each other.", param="tool_choice"
+                    "tools that are strict or a call that is forced, and a response format, exclude each other.",
+                    param="tool_choice",
                 )
             params.structured_outputs = self.constraint
         if self.plan.max_calls is not None and params.output_kind is RequestOutputKind.FINAL_ONLY:
@@ -160,7 +161,7 @@ class OutputFormats:
             self._tokenizer,
             section,
             self._shown_ids(has_tools=bool(use.tools)),
-            StructuredOutputsParams(json=answer_schema(use, max_calls)) if use.is_forced else None,
+            self._constraint(use, max_calls),
             is_thinking_off=is_open is False,
         )
 
@@ -177,13 +178,20 @@ class OutputFormats:
                 'a call cannot be forced with this model\'s format; send tool_choice "auto" or "none".',
                 param="tool_choice",
             )
-        strict = [tool.name for tool in use.tools.values() if tool.strict]
-        if strict and not use.is_forced:
+        if use.is_strict and (self.tools is None or self.tools.trigger is None):
             raise ClientError(
-                f'tool {strict[0]!r} has strict: true, which needs tool_choice "required" or one function; with "auto" '
-                "arguments are what the model writes. Leave strict out, or force the call.",
+                'strict: true cannot be kept with tool_choice "auto" and this model\'s format of calls; leave strict out, or '
+                'send tool_choice "required" or one function.',
                 param="tools",
             )
+
+    def _constraint(self, use: ToolUse, max_calls: int | None) -> StructuredOutputsParams | None:
+        """What holds the calls of an answer to their schemas."""
+        if use.is_forced:
+            return StructuredOutputsParams(json=answer_schema(use, max_calls))
+        if use.is_strict and self.tools is not None and self.tools.trigger is not None:
+            return StructuredOutputsParams(structural_tag=strict_tag(use, self.tools.written, self.tools.trigger))
+        return None
 
     def _with_tools(self, plan: Plan, use: ToolUse) -> Plan:
         """The plan, with how calls look."""

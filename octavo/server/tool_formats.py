@@ -47,6 +47,13 @@ class ToolFormat:
             return None
         return self.written.replace("NAME", name, 1).replace("ARGUMENTS", arguments, 1)
 
+    @property
+    def trigger(self) -> str | None:
+        """The mark that `written` begins with, where a grammar can take over the rest of the call."""
+        if "ARGUMENTS" not in self.written:
+            return None
+        return next((mark for mark in self.openings if self.written.startswith(mark)), None)
+
     def all_marks(self) -> list[str]:
         """Texts in which all marks occur: special tokens among them must not be skipped."""
         return [self.example, *self.openings, *self.layout, *self.other_marks]

@@ -1,6 +1,7 @@
 """The tools of a request, and which of them its answer may or must call: checked before anything is rendered.
 
-What a request demands of its answer (`tool_choice` required or one tool) is a JSON schema for all of it.
+What a request demands of its answer (`tool_choice` required or one tool) is a JSON schema for all of it; what it demands
+of calls that are free to be made (`strict`), a structural tag.
 """
 
 import re
@@ -22,6 +23,11 @@ class ToolUse:
 
     tools: Mapping[str, Tool] = field(default_factory=dict)  # those that it may call
     mode: str = "none"  # none, auto, required, named
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether calls that are free to be made must follow their schemas."""
+        return self.mode == "auto" and any(tool.strict for tool in self.tools.values())
 
     @property
     def is_forced(self) -> bool:
@@ -132,6 +138,23 @@ def answer_schema(use: ToolUse, max_calls: int | None) -> dict[str, Any]:
     ]
     schema = {"type": "array", "minItems": 1, "items": items[0] if len(items) == 1 else {"anyOf": items}}
     return schema if max_calls is None else {**schema, "maxItems": max_calls}
+
+
+def strict_tag(use: ToolUse, written: str, trigger: str) -> dict[str, Any]:
+    """A structural tag under which calls, free in number, follow the schemas of those tools that are strict.
+
+    `written` is a call with NAME and ARGUMENTS in their places, and begins with the mark `trigger`.
+    """
+    tags = []
+    for tool in use.tools.values():
+        begin, _, end = written.replace("NAME", tool.name, 1).partition("ARGUMENTS")
+        schema = _arguments_schema(tool, "#") if tool.strict else {"type": "object"}
+        content = {"type": "json_schema", "json_schema": schema}
+        tags.append({"type": "tag", "begin": begin, "content": content, "end": end})
+    return {
+        "type": "structural_tag",
+        "format": {"type": "triggered_tags", "triggers": [trigger], "tags": tags},
+    }
 
 
 def _arguments_schema(tool: Tool, where: str) -> dict[str, Any]:

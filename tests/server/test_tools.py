@@ -271,9 +271,19 @@ async def test_the_format_is_found_in_the_template() -> None:
     assert choice["finish_reason"] == "tool_calls"
 
 
-async def test_strict_tools_need_a_forced_call() -> None:
-    strict = {"type": "function", "function": {"name": "ping", "strict": True}}
-    async with client_of(engine_saying(PING_CALL), tool_call_parser="hermes") as client:
+async def test_strict_tools() -> None:
+    """With `auto`, a grammar takes over behind the opening mark; where the format has none, strict is refused."""
+    strict = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS, "strict": True}}
+    engine = engine_saying(CALL)
+    async with client_of(engine, tool_call_parser="hermes") as client:
+        choice = (await client.post(PATH, json=chat_body(tools=[strict, PING]))).json()["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    tag = engine.params[0].structured_outputs.structural_tag["format"]
+    assert tag["triggers"] == ["<tool_call>"]
+    first, second = tag["tags"]
+    assert first["begin"] == '<tool_call>\n{"name": "get_weather", "arguments": ' and first["end"] == "}\n</tool_call>"
+    assert first["content"]["json_schema"] == PARAMETERS and second["content"]["json_schema"] == {"type": "object"}
+    async with client_of(engine_saying("x"), tool_call_parser="glm45") as client:
         error = error_of(await client.post(PATH, json=chat_body(tools=[strict])), 400)
     assert error["param"] == "tools" and "strict" in error["message"]
 

@@ -160,6 +160,17 @@ def test_a_call_is_required(client: httpx.Client, seed: int) -> None:
     assert call[0] == "ping" or (arguments["city"] in ("Oslo", "Rome") and 1 <= arguments["days"] <= 9)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_strict_calls(client: httpx.Client, seed: int) -> None:
+    """FC-082: behind the opening mark nothing can go wrong, whatever the model likes."""
+    strict = {"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA, "strict": True}}
+    fields = {"tools": [strict], "temperature": 1, "seed": seed, "parallel_tool_calls": False}
+    choice, _ = ask(client, "why</think>Well. <tool_call>", ends=False, **fields)
+    reasoning, content, ((name, arguments),), finish, _ = simplified(choice)
+    assert (reasoning, content, name, finish) == ("why", "Well.", "get_weather", "tool_calls")
+    assert set(json.loads(arguments)) == {"city", "days"}
+
+
 def test_one_tool_is_required(client: httpx.Client) -> None:
     """FC-070, behind reasoning: the grammar begins where the section ends."""
     named = {"type": "function", "function": {"name": "get_weather"}}
