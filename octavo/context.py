@@ -36,6 +36,10 @@ class StepContext:
     seq_lens_cpu: list[int] | None = None
     # [n] rows of the hidden states that will be asked for logits, when the step needs no others; None: all rows.
     output_rows: torch.Tensor | None = None
+    # [num_tokens] int64: of encoders that tell the two texts of a pair apart, which text each token is of; None: the first.
+    token_types: torch.Tensor | None = None
+    # [num_reqs] int32: the worker's row of each request, under which recurrent layers keep their states.
+    rows: torch.Tensor | None = None
 
 
 _current: StepContext | None = None

@@ -26,6 +26,11 @@ ALIASES: dict[str, tuple[str, ...]] = {
 }
 
 
+def _decode_float(value: dict[str, Any]) -> Any:
+    """transformers writes infinities, which JSON lacks, as {"__float__": "Infinity"}."""
+    return float(value["__float__"]) if value.keys() == {"__float__"} else value
+
+
 @dataclass(frozen=True)
 class HFConfig:
     """A `config.json`, read on demand. `text()` steps into the text part of a multimodal configuration."""
@@ -39,7 +44,7 @@ class HFConfig:
         if path.is_dir():
             path = path / "config.json"
         try:
-            data = json.loads(path.read_text())
+            data = json.loads(path.read_text(), object_hook=_decode_float)
         except FileNotFoundError:
             raise ConfigError(f"{path} does not exist; a model folder needs a config.json.") from None
         except (OSError, ValueError) as error:

@@ -88,18 +88,24 @@ def sliding_window(text: HFConfig) -> int | None:
     return int(window)
 
 
-def kv_bytes(text: HFConfig, dtype: str, num_tokens: int) -> int:
-    """Bytes of the KV cache of one request of `num_tokens` tokens; windowed layers keep their window only."""
+def kv_bytes(text: HFConfig, dtype: str, num_tokens: int, max_chunk: int = 0) -> int:
+    """Bytes of the KV cache of one request of `num_tokens` tokens; windowed layers keep their window and a chunk only."""
     if text.get("kv_lora_rank"):  # latent attention
         width = text.get("kv_lora_rank") + text.get("qk_rope_head_dim", 0)
         return num_tokens * text.num_layers * width * DTYPE_BYTES[dtype]
+    if text.get("num_attention_heads") is None:  # nothing attends
+        return 0
     per_token = 2 * text.num_kv_heads * text.head_dim * DTYPE_BYTES[dtype]
     num_windowed, window = 0, sliding_window(text)
     if window is not None:
         kinds = text.get("layer_types")
         num_windowed = text.num_layers if kinds is None else sum(kind == "sliding_attention" for kind in kinds)
-    windowed_tokens = min(num_tokens, window) if window is not None else 0
-    return per_token * (num_tokens * (text.num_layers - num_windowed) + windowed_tokens * num_windowed)
+    windowed_tokens = min(num_tokens, window + max_chunk) if window is not None else 0
+    num_full = text.num_layers - num_windowed
+    if num_full and num_windowed:  # groups are of equal size, see `make_kv_groups`
+        size = min(num_full, num_windowed)
+        num_full, num_windowed = -(-num_full // size) * size, -(-num_windowed // size) * size
+    return per_token * (num_tokens * num_full + windowed_tokens * num_windowed)
 
 
 def longest_fitting(text: HFConfig, dtype: str, limit: int, room: int, block_size: int) -> int:

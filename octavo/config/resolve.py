@@ -584,7 +584,9 @@ def _trim_cache(
     if cache_bytes is None or args.kv_cache_memory_bytes is not None:
         return cache_bytes
     whole_blocks = -(-scheduler.max_model_len // block_size) * block_size
-    one_request = model_rules.kv_bytes(text, dtype, whole_blocks)
+    # A chunk and its window may lie across the borders of two blocks more.
+    chunk = scheduler.max_num_batched_tokens + 2 * block_size
+    one_request = model_rules.kv_bytes(text, dtype, whole_blocks, chunk)
     null_block = model_rules.kv_bytes(text, dtype, block_size)
     useful = one_request * scheduler.max_num_seqs + null_block
     if useful < cache_bytes:

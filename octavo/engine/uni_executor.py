@@ -8,9 +8,12 @@ from typing import Any
 from octavo.config.engine import EngineConfig
 from octavo.engine.executor import Executor, StartUp, StepHandle
 from octavo.errors import ServerError
-from octavo.types.kv_spec import KVCacheConfig, make_kv_groups
+from octavo.logger import get_logger
+from octavo.types.kv_spec import FullAttentionSpec, KVCacheConfig, KVGroup, make_kv_groups
 from octavo.types.step import SchedulerOutput, TokenMasks
 from octavo.worker.worker import Worker
+
+logger = get_logger(__name__)
 
 
 class UniExecutor(Executor):
@@ -31,9 +34,17 @@ class UniExecutor(Executor):
         with _timed(seconds, "load"):
             self.worker.load_model()
         groups = make_kv_groups(self.worker.kv_specs())
+        has_states = self.worker.has_row_states()
+        if has_states and self.config.cache.enable_prefix_caching:
+            logger.info(
+                "prefix caching is off: recurrent layers keep the state of a whole request, not of its prefixes"
+            )
+        if not groups:  # nothing attends: tables of blocks that take no bytes
+            cache = self.config.cache
+            groups = [KVGroup([], FullAttentionSpec(0, 0, cache.kv_cache_dtype, cache.block_size))]
         with _timed(seconds, "plan"):
             plan = self.worker.plan_memory(groups)
-        kv_cache_config = KVCacheConfig(num_blocks=plan.num_blocks, groups=groups)
+        kv_cache_config = KVCacheConfig(plan.num_blocks, groups, has_states)
         with _timed(seconds, "warm_up"):
             self.worker.initialize_kv_cache(kv_cache_config)
             self.worker.warm_up()

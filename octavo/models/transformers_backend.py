@@ -11,9 +11,10 @@ No per-model code. Three seams of transformers carry it:
 """
 
 import contextlib
+import inspect
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -26,6 +27,9 @@ from octavo.layers.causal_lm import CausalLM
 from octavo.layers.linear import Linear, LinearMethod
 from octavo.layers.norm import RMSNorm
 from octavo.logger import get_logger
+
+if TYPE_CHECKING:
+    from octavo.models.transformers_states import RecurrentLayer
 
 logger = get_logger(__name__)
 
@@ -41,8 +45,13 @@ class TransformersForCausalLM(CausalLM):
     def __init__(self, cfg: HFConfig):
         super().__init__()
         self.hf_config = _transformers_config(cfg)
-        self.paged_layers = nn.ModuleList(_discover_attention(self.hf_config, cfg.architecture))
+        layers, self.recurrent = _discover_layers(self.hf_config, cfg.architecture)
+        self.paged_index = {layer_idx: index for index, layer_idx in enumerate(layers)}
+        self.paged_layers = nn.ModuleList(layers.values())
+        states = [layer.make_state(_TRACED, torch.get_default_dtype()) for layer in self.recurrent]
+        self.row_states: Any = nn.ModuleList(states)
         self.hf_model: Any = None
+        self.decoder_options: dict[str, Any] = {"use_cache": False}
 
     def load_checkpoint(
         self,
@@ -75,9 +84,17 @@ class TransformersForCausalLM(CausalLM):
         swapped = _swap_layers(self.hf_model, method_for)
         self.decoder = _decoder(self.hf_model)
         for module in self.hf_model.modules():
-            if isinstance(getattr(module, "layer_idx", None), int):
-                module.paged_index = torch.tensor(module.layer_idx, device="cpu")
-        self.head = _Given()
+            if getattr(module, "layer_idx", None) in self.paged_index:
+                module.paged_index = torch.tensor(self.paged_index[module.layer_idx], device="cpu")
+        if self.recurrent:
+            from octavo.models.transformers_states import RequestwiseForward, StatesOnly
+
+            self.decoder_options = {"cache": StatesOnly(config=self.hf_config), "use_cache": True}
+            for layer, state in zip(self.recurrent, self.row_states, strict=True):
+                module = self.decoder.get_submodule(layer.path)
+                hidden_size = self.hf_config.get_text_config().hidden_size
+                module.forward = RequestwiseForward(module, layer, state, self.decoder_options["cache"], hidden_size)
+        self.head = _Given(self.decoder)
         setattr(self.hf_model, self.hf_model.base_model_prefix, self.head)
         return f"transformers backend: {swapped}, {time.perf_counter() - started:.1f} s"
 
@@ -88,7 +105,11 @@ class TransformersForCausalLM(CausalLM):
         ids = None if input_ids is None or embeds is not None else input_ids[None]
         with self._serving():
             out = self.decoder(
-                input_ids=ids, inputs_embeds=embeds, position_ids=positions[None], use_cache=False, return_dict=True
+                input_ids=ids,
+                inputs_embeds=embeds,
+                position_ids=positions[None],
+                return_dict=True,
+                **self.decoder_options,
             )
         return out.last_hidden_state[0]
 
@@ -110,6 +131,16 @@ class _Given(nn.Module):
     """Stands where the decoder stood: returns the hidden states it was given."""
 
     hidden_states: torch.Tensor
+
+    def __init__(self, decoder: nn.Module):
+        super().__init__()
+        self._replaced = (decoder,)  # in a tuple, so that it is no part of this
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:  # some heads read the decoder's settings
+            return getattr(super().__getattribute__("_replaced")[0], name)
 
     @property
     def decoder(self) -> "_Given":
@@ -210,6 +241,9 @@ class _Recorder:
             raise ConfigError("only causal attention is supported by the transformers backend")
         if attention_mask is not None:
             raise ConfigError(f"{type(module).__name__} computes an attention mask of its own")
+        told = {name for name, value in kwargs.items() if isinstance(value, torch.Tensor)} - {"s_aux", "position_ids"}
+        if told:
+            raise ConfigError(f"{type(module).__name__} gives attention more than it is known to read: {sorted(told)}")
         if module.layer_idx in self.layers or value.shape[1] != key.shape[1] or value.shape[-1] > key.shape[-1]:
             raise ConfigError(f"{type(module).__name__} is not plain attention over one key and value a head")
         self.layers[module.layer_idx] = PagedAttention(
@@ -224,14 +258,22 @@ class _Recorder:
         return torch.empty(1, num_tokens, num_heads, value.shape[-1], dtype=query.dtype, device="meta"), None
 
 
-def _discover_attention(config: Any, architecture: str) -> list[PagedAttention]:
-    """The paged layers of a model, from one pass of two tokens on the meta device; refuses what cannot run, with the reason."""
+# Of the pass on the meta device: some operators have a meta version for this type alone.
+_TRACED = torch.bfloat16
+
+
+def _discover_layers(config: Any, architecture: str) -> tuple[dict[int, PagedAttention], "list[RecurrentLayer]"]:
+    """The paged layers of a model by number, and its recurrent ones, from one pass of two tokens on the meta device.
+
+    Refuses what cannot run, with the reason.
+    """
     from transformers import AttentionInterface
 
+    from octavo.models.transformers_states import keeps_states, recurrent_layers, watch_states
+
     try:
-        # bfloat16, since some operators have a meta version for that alone.
-        with torch.device("meta"), default_dtype(torch.bfloat16):
-            model = _auto_class().from_config(config, dtype=torch.bfloat16)
+        with torch.device("meta"), default_dtype(_TRACED):
+            model = _auto_class().from_config(config, dtype=_TRACED)
     except KeyError as error:
         raise ConfigError(
             f"{architecture} has its own attention classes and none named {error}, so it cannot be paged."
@@ -241,28 +283,38 @@ def _discover_attention(config: Any, architecture: str) -> list[PagedAttention]:
             f"{architecture} is not the causal language model that transformers has for model_type={config.model_type!r} "
             f"({type(model).__name__}); only decoder-only generation is supported."
         )
-    if not getattr(model, "_supports_attention_backend", False):
-        raise ConfigError(f"{architecture} does not use transformers' attention interface, so it cannot be paged.")
-    if getattr(model, "_is_stateful", False):
-        raise ConfigError(f"{architecture} keeps recurrent state, which the transformers backend does not support.")
-    recorder = _Recorder()
+    decoder = _decoder(model)
+    has_states = keeps_states(config)
+    if getattr(model, "_is_stateful", False) and not has_states:
+        raise ConfigError(f"{architecture} keeps recurrent state in a way of its own, which cannot be batched.")
+    recorder, recurrent = _Recorder(), []
     AttentionInterface.register(IMPLEMENTATION, recorder)
     try:
         ids = torch.zeros(1, 2, dtype=torch.int64, device="meta")
-        _decoder(model)(input_ids=ids, position_ids=ids, use_cache=False, return_dict=True)
+        if has_states:
+            with watch_states(decoder, config) as cache:
+                decoder(input_ids=ids, position_ids=ids, cache=cache, use_cache=True, return_dict=True)
+            recurrent = recurrent_layers(cache)
+        else:
+            decoder(input_ids=ids, position_ids=ids, use_cache=False, return_dict=True)
     except ConfigError as error:
         raise ConfigError(f"{architecture} cannot run through the transformers backend: {error}.") from error
     except (NotImplementedError, RuntimeError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(f"{architecture} cannot be traced for the transformers backend: {error}") from error
     finally:
         _register()
-    expected = config.get_text_config().num_hidden_layers
-    if sorted(recorder.layers) != list(range(expected)):
+    if recorder.layers and "position_ids" not in inspect.signature(decoder.forward).parameters:
+        raise ConfigError(f"{architecture} counts positions by itself, which a batch of chunks cannot follow.")
+    text = config.get_text_config()
+    kinds = getattr(text, "layers_block_type", None) or [""] * text.num_hidden_layers
+    expected = {index for index, kind in enumerate(kinds) if kind not in ("moe", "mlp")}
+    known = set(recorder.layers) | {layer.layer_idx for layer in recurrent}
+    if known != expected:
         raise ConfigError(
-            f"{architecture} has {expected} layers, of which {len(recorder.layers)} attend through transformers' interface; "
-            "the transformers backend needs all."
+            f"{architecture} mixes tokens in layers {sorted(expected)}, of which {sorted(known)} attend through "
+            "transformers' interface or keep states in its cache; the transformers backend needs all."
         )
-    return [recorder.layers[i] for i in range(expected)]
+    return {i: recorder.layers[i] for i in sorted(recorder.layers)}, recurrent
 
 
 def _check_ledger(info: dict[str, Any], path: str) -> None:
@@ -307,7 +359,7 @@ def _epsilon(module: nn.Module) -> float:
 def _is_plain_rms_norm(module: Any) -> bool:
     """Whether a norm computes what ours does (some add one to the weight, some normalise without one)."""
     weight = getattr(module, "weight", None)
-    if weight is None or weight.dim() != 1:
+    if not isinstance(weight, nn.Parameter) or weight.dim() != 1:
         return False
     x = torch.linspace(-2, 3, weight.shape[0], dtype=weight.dtype, device=weight.device)[None]
     with torch.random.fork_rng(devices=[]):

@@ -7,7 +7,7 @@ Block tables are lists of block ids, index i for positions i * block_size …; n
 from abc import ABC, abstractmethod
 
 from octavo.scheduler.block_pool import NULL_BLOCK, BlockPool
-from octavo.types.kv_spec import FullAttentionSpec, KVSpec, LatentSpec, SlidingWindowSpec
+from octavo.types.kv_spec import FullAttentionSpec, KVSpec, LatentSpec, SlidingWindowSpec, max_blocks_held
 
 
 class GroupManager(ABC):
@@ -18,12 +18,13 @@ class GroupManager(ABC):
     def __init__(self, group: int, spec: KVSpec, pool: BlockPool, max_chunk: int):
         self.group = group
         self.block_size = spec.block_size
+        self._spec = spec
         self._pool = pool
         self._max_chunk = max_chunk  # most tokens of one request in one step
 
-    @abstractmethod
     def max_blocks_held(self, num_tokens: int) -> int:
         """Most blocks a request of `num_tokens` tokens holds at any time, however it is cut into chunks."""
+        return max_blocks_held(self._spec, num_tokens, self._max_chunk)
 
     @abstractmethod
     def longest_prefix(self, names: list[bytes], max_blocks: int) -> int:
@@ -40,9 +41,6 @@ class GroupManager(ABC):
 
 class FullAttentionManager(GroupManager):
     """Every token sees all before it: every block is needed to the end."""
-
-    def max_blocks_held(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
 
     def longest_prefix(self, names: list[bytes], max_blocks: int) -> int:
         find, group = self._pool.find, self.group
@@ -69,11 +67,6 @@ class SlidingWindowManager(GroupManager):
 
     def _first_visible_block(self, position: int) -> int:
         return max(0, position - self._window + 1) // self.block_size
-
-    def max_blocks_held(self, num_tokens: int) -> int:
-        # A chunk and the window before it, lying across block borders at worst.
-        span = self._window - 1 + self._max_chunk
-        return min(-(-num_tokens // self.block_size), -(-(span - 1) // self.block_size) + 1)
 
     def longest_prefix(self, names: list[bytes], max_blocks: int) -> int:
         # Walk back from the end until a run of cached blocks covers the window before its end, or reaches the

@@ -47,7 +47,7 @@ class KVCacheManager:
         self.pool = BlockPool(config.num_blocks, self.num_groups)
         self._managers = [make_group_manager(i, g.spec, self.pool, max_chunk) for i, g in enumerate(config.groups)]
         self._early_freeing = [m for m in self._managers if m.frees_early]
-        self._enable_prefix_caching = enable_prefix_caching
+        self._enable_prefix_caching = enable_prefix_caching and not config.has_row_states
         self._hash_block = BlockHasher(self.block_size, hash_key)
         self._num_reserved = 0  # sum of all requests' num_reserved_blocks
 

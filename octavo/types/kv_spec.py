@@ -73,6 +73,16 @@ class LatentSpec(msgspec.Struct, frozen=True, tag="latent"):
 KVSpec = FullAttentionSpec | SlidingWindowSpec | LatentSpec
 
 
+def max_blocks_held(spec: KVSpec, num_tokens: int, max_chunk: int) -> int:
+    """Most blocks of a group that a request of `num_tokens` tokens holds at any time, in chunks of up to `max_chunk`."""
+    blocks = -(-num_tokens // spec.block_size)
+    if not isinstance(spec, SlidingWindowSpec):
+        return blocks
+    # A chunk and the window before it, lying across block borders at worst.
+    span = spec.window - 1 + max_chunk
+    return min(blocks, -(-(span - 1) // spec.block_size) + 1)
+
+
 class KVGroup(msgspec.Struct, frozen=True):
     """Layers that share a block table. `layer_names[i]` keeps its pages in buffer i."""
 
@@ -85,6 +95,7 @@ class KVCacheConfig(msgspec.Struct, frozen=True):
 
     num_blocks: int
     groups: list[KVGroup]
+    has_row_states: bool = False  # recurrent layers keep states in the worker's rows, so prefixes cannot be shared
 
     @property
     def group_size(self) -> int:

@@ -70,7 +70,9 @@ class InputBatch:
         lens = state.num_computed_np[rows_np] + np.diff(starts)
         self._gather(row_view, request_view, start_view, num, total)
         state.num_computed_np[rows_np] = lens
-        return self.context(num, total, start_view, max(query_lens), int(lens.max()), starts.tolist(), lens.tolist())
+        context = self.context(num, total, start_view, max(query_lens), int(lens.max()), starts.tolist(), lens.tolist())
+        context.rows = row_view
+        return context
 
     def prepare_decode_rows(self, rows: list[int], padded: int) -> None:
         """Send the rows of a decode step (one token each) if they differ from the last decode step's, padded with scratch."""
@@ -90,7 +92,9 @@ class InputBatch:
         self._gather(self.decode_rows[:num], self.arange[:num], starts, num, num)
         self.logits_index = None
         self.sampling_rows = self.decode_rows[:num]
-        return self.context(num, num, starts, 1, max_seq_len, None, None)
+        context = self.context(num, num, starts, 1, max_seq_len, None, None)
+        context.rows = self.decode_rows[:num]
+        return context
 
     def _gather(self, rows, token_request, starts, num: int, total: int) -> None:
         state = self.rows_state

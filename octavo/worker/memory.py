@@ -28,6 +28,7 @@ class MemoryPlan:
     block_tokens: int  # tokens of a sequence that one block a group holds
     num_groups: int
     num_blocks: int
+    states: int = 0  # of recurrent layers, for all rows
 
     @property
     def kv_tokens(self) -> int:
@@ -44,6 +45,8 @@ class MemoryPlan:
             ("runtime and graphs", self.other),
             ("KV cache", self.kv_cache),
         ]
+        if self.states:
+            rows.insert(3, ("recurrent states", self.states))
         lines = [f"  {name:<22} {size:>16,} bytes  {size / GIB:8.2f} GiB" for name, size in rows]
         lines.append(f"  {self.num_blocks:,} blocks of {self.block_bytes:,} bytes = {self.kv_tokens:,} tokens")
         return "\n".join(lines)

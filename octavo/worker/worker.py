@@ -16,6 +16,7 @@ from octavo.layers.embedding import Embedding
 from octavo.layers.linear import Linear, LinearMethod
 from octavo.layers.moe.experts import Experts
 from octavo.layers.quantization import choose_method
+from octavo.layers.ssm.state import row_states
 from octavo.loader import load_model
 from octavo.logger import get_logger
 from octavo.models.registry import model_class
@@ -24,7 +25,7 @@ from octavo.ops.triton_compile import KernelCompiler
 from octavo.ops.triton_support import has_triton
 from octavo.ops.triton_utils import record_launches
 from octavo.platforms import get_platform
-from octavo.types.kv_spec import KVCacheConfig, KVGroup, KVSpec
+from octavo.types.kv_spec import KVCacheConfig, KVGroup, KVSpec, max_blocks_held
 from octavo.types.sampling_params import SamplingParams
 from octavo.types.step import NewRow, SchedulerOutput, TokenMasks
 from octavo.worker.compile import compile_blocks
@@ -119,6 +120,10 @@ class Worker:
             for name, layer in attention_layers(self.model).items()
         }
 
+    def has_row_states(self) -> bool:
+        """Whether some layers are recurrent."""
+        return bool(row_states(self.model))
+
     @torch.inference_mode()
     def plan_memory(self, groups: list[KVGroup]) -> MemoryPlan:
         """Measure the worst step, subtract, and see how many blocks are left."""
@@ -146,7 +151,8 @@ class Worker:
             working = measure_working_bytes(lambda: self.runner.dummy_step(tokens, requests), self.device)
         total, free = self._device_memory()
         limit = int(total * cache.memory_utilization)
-        other = self._runtime_bytes(total, free, weights)
+        states = sum(state.row_bytes for state in row_states(self.model)) * (scheduler.max_num_seqs + 1)
+        other = self._runtime_bytes(total, free, weights + states)
         spec = groups[0].spec
         shape = KVCacheConfig(1, groups)
         if cache.num_blocks_override is not None:
@@ -154,8 +160,9 @@ class Worker:
         elif cache.kv_cache_memory_bytes is not None:
             kv_bytes = cache.kv_cache_memory_bytes
         else:
-            kv_bytes = max(limit - weights - working - other, 0)
-        blocks_per_request = sum(-(-scheduler.max_model_len // g.spec.block_size) for g in groups)
+            kv_bytes = max(limit - weights - states - working - other, 0)
+        chunk = scheduler.max_num_batched_tokens
+        blocks_per_request = sum(max_blocks_held(g.spec, scheduler.max_model_len, chunk) for g in groups)
         useful = 1 + scheduler.max_num_seqs * blocks_per_request
         num_blocks = count_blocks(
             kv_bytes,
@@ -168,7 +175,8 @@ class Worker:
                 "(--gpu-memory-utilization, --kv-cache-memory-bytes)."
             ),
         )
-        num_blocks = num_blocks if cache.num_blocks_override is not None else min(num_blocks, useful)
+        if cache.num_blocks_override is None:
+            num_blocks = min(num_blocks, useful) if shape.block_bytes else useful
         return MemoryPlan(
             total=total,
             limit=limit,
@@ -180,6 +188,7 @@ class Worker:
             block_tokens=spec.block_size,
             num_groups=len(groups),
             num_blocks=num_blocks,
+            states=states,
         )
 
     def _compile_kernels(self) -> None:
@@ -235,6 +244,8 @@ class Worker:
             self.custom_processors,
         )
         self._allocate_kv_cache(kv)
+        for state in row_states(self.model):
+            state.allocate(scheduler.max_num_seqs + 1, self.device)
         self.runner = ModelRunner(self.model, self.rows, batch, sampler, None)
 
     def _allocate_kv_cache(self, kv: KVCacheConfig) -> None:
@@ -287,6 +298,8 @@ class Worker:
         vars(self).pop("rows", None)
         for layer in attention_layers(self.model).values():
             layer.kv_cache = torch.empty(0)
+        for state in row_states(self.model):
+            state.states = []
         release_memory(self.device)
 
     def restore_cache(self) -> None:

@@ -11,6 +11,7 @@ from octavo.context import GroupMetadata, StepContext, set_step_context
 from octavo.layers.build import attention_layers, materialise
 from octavo.layers.causal_lm import CausalLM
 from octavo.layers.linear import UnquantizedMethod
+from octavo.layers.ssm.state import row_states
 from octavo.loader import load_model
 from octavo.models.registry import NATIVE, model_class
 
@@ -83,6 +84,8 @@ class PagedRun:
         for layer in attention_layers(model).values():
             layer.kv_cache = torch.zeros(num_sequences * width + 1, *layer.kv_spec(BLOCK_SIZE, "float32").page_shape)
         self.lens = [0] * num_sequences
+        for state in row_states(model):
+            state.allocate(num_sequences, torch.device("cpu"))
 
     @torch.inference_mode()
     def step(self, chunks: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
@@ -111,6 +114,7 @@ class PagedRun:
             [GroupMetadata(table, slots, BLOCK_SIZE)],
             starts,
             seq_lens,
+            rows=torch.tensor(sequences, dtype=torch.int32),
         )
         with set_step_context(context):
             hidden_states = self.model(torch.cat([chunks[s] for s in sequences]), positions)

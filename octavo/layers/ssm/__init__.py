@@ -1,0 +1,1 @@
+"""Recurrent layers: what they keep of a request."""
