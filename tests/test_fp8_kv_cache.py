@@ -105,6 +105,15 @@ def test_greedy_tokens_do_not_change(name, tiny_llama_dir, plain_tokens):
     assert tokens(tiny_llama_dir, kv_cache_dtype="fp8", **VARIANTS[name]) == plain_tokens
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "options", [{}, {"dtype": "bfloat16"}, {"max_num_batched_tokens": 16}, {"batch_invariant": True}], ids=str
+)
+def test_log_probabilities_stay_close_on_the_gpu(options, tiny_llama_dir, exact):
+    difference = (scores(tiny_llama_dir, kv_cache_dtype="fp8", device="cuda", **options) - exact).abs()
+    assert 0 < difference.mean() < MEAN_DIFFERENCE and difference.max() < GREATEST_DIFFERENCE
+
+
 def test_the_same_memory_holds_four_times_the_blocks_of_float32(tiny_llama_dir):
     counts = []
     for dtype in ("auto", "fp8"):

@@ -269,6 +269,12 @@ class EngineArgs:
 
     disable_log_stats: bool = option(False, "No statistics in log and metrics.", group=_OBSERVABILITY)
     log_stats_interval: float = option(
+    batch_invariant: bool = option(
+        False,
+        "Compute each token by itself, so that a request's answer does not depend, in any bit, on other requests, on how its "
+        "prompt is cut or on what is cached. Slower.",
+        group=_COMPILATION,
+    )
         10.0, "Seconds between log lines with statistics.", group=_OBSERVABILITY, above=0
     )
     enable_log_requests: bool = option(False, "Log each request's id and parameters.", group=_OBSERVABILITY)

@@ -5,12 +5,14 @@ in one line with its reason. Combinations of options are checked here; single op
 declared. What follows from the model's configuration alone stands in `config/model.py`.
 """
 
+import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from octavo.config import model as model_rules
 from octavo.config.args import EngineArgs
+from octavo.config.batch_invariant import invariant_providers
 from octavo.config.checkpoint import WEIGHT_FORMATS, Checkpoint
 from octavo.config.compilation import resolve_compilation
 from octavo.config.engine import (
@@ -120,6 +122,11 @@ def resolve(
             logits_processors=processors,
             enable_sleep_mode=args.enable_sleep_mode,
         ),
+    compilation = resolve_compilation(args, platform, scheduler.max_num_seqs, quantization)
+    if args.batch_invariant:
+        chosen = invariant_providers(args, text, platform, quantization, model_impl, compilation.compiles_blocks, notes)
+        compilation = dataclasses.replace(compilation, op_providers=chosen)
+
         tokenizer=TokenizerConfig(
             path=None if args.skip_tokenizer_init else checkpoint.tokenizer_path or checkpoint.path,
             mode=args.tokenizer_mode,
@@ -145,7 +152,7 @@ def resolve(
         scheduler=scheduler,
         parallel=ParallelConfig(executor=args.distributed_executor_backend or "uni"),
         device=DeviceConfig(platform=platform.name, device=platform.device, num_threads=platform.num_threads),
-        compilation=resolve_compilation(args, platform, scheduler.max_num_seqs, quantization),
+        compilation=compilation,
         observability=ObservabilityConfig(
             disable_log_stats=args.disable_log_stats,
             log_stats_interval=args.log_stats_interval,

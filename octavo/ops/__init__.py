@@ -5,17 +5,19 @@ import importlib.util
 import os
 
 # The last registered is tried first.
-_CPU_MODULES = ("attention.sdpa", "cpu.linear", "cpu.attention", "cpu.step")
+_CPU_MODULES = ("attention.sdpa", "by_row", "cpu.linear", "cpu.attention", "cpu.step")
 _TRITON_MODULES = (
     "norm_triton",
     "activation_triton",
     "embedding_triton",
     "rope_triton",
     "linear.triton_linear",
+    "linear.triton_invariant",
     "linear.triton_fp8_quant",
     "linear.triton_fp8",
     "attention.triton_decode",
     "attention.triton_prefill",
+    "attention.triton_invariant",
     "attention.fa3",
     "attention.triton_mla",
     "moe.triton_route",

@@ -63,8 +63,9 @@ def rms_norm_triton(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.
     row_stride = width if x.is_contiguous() else x.stride(0)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     block = next_power_of_2(width)
-    # Narrow rows (head norms) share a program, so that it has about 2 Ki values to load.
-    rows = max(1, min(2048 // block, next_power_of_2(num_rows)))
+    # Narrow rows (head norms) share a program, so that it has about 2 Ki values to load. However many there are: how a row is
+    # summed up must not depend on its neighbours.
+    rows = max(1, 2048 // block)
     # Eight values, one load of 16 bytes, a thread while there are at most 8 warps of them.
     num_warps = min(16 if block > 8192 else 8, max(1, block * rows // 256))
     launch(

@@ -37,6 +37,7 @@ class Provider:
     fn: Callable[..., Any]
     supported: Callable[[], bool]
     accepts: Callable[..., bool]
+    by_name_only: bool = False  # never tried unless it is asked for
     available: bool | None = None  # the cached answer of supported()
 
     def is_available(self) -> bool:
@@ -77,11 +78,12 @@ class Op:
         *,
         supported: Callable[[], bool] = _always,
         accepts: Callable[..., bool] = _always,
+        by_name_only: bool = False,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Add a provider. Providers registered later are preferred."""
+        """Add a provider. Providers registered later are preferred; one `by_name_only` serves where it is asked for."""
 
         def add(fn: Callable[..., Any]) -> Callable[..., Any]:
-            self.providers.insert(0, Provider(name, fn, supported, accepts))
+            self.providers.insert(0, Provider(name, fn, supported, accepts, by_name_only))
             self._candidates = None
             return fn
 
@@ -110,7 +112,7 @@ class Op:
                     raise ConfigError(f"operator {self.name} has no provider {forced!r}.")
                 self.forced = forced
             else:
-                self._candidates = [p for p in self.providers if p.is_available()]
+                self._candidates = [p for p in self.providers if not p.by_name_only and p.is_available()]
         return self._candidates
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

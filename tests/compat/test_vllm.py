@@ -66,13 +66,15 @@ def test_flags_that_change_nothing_are_dropped(environment):
         "print(translate({'dtype': 'torch.float16', 'swap_space': 4, 'seed': None, 'max_num_seqs': None}))"
     )
     variables = {"VLLM_ATTENTION_BACKEND": "TORCH_SDPA", "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_SERVER_DEV_MODE": "1"}
+    variables["VLLM_BATCH_INVARIANT"] = "1"
     first, second = run({**environment, **variables}, "-c", code).splitlines()
     assert eval(first) == [
-        "m", "--runner", "pooling", "--max-num-seqs", "3", "--attention-backend", "sdpa",
+        "m", "--runner", "pooling", "--max-num-seqs", "3", "--attention-backend", "sdpa", "--batch-invariant",
         "--kv-cache-memory-bytes", str(2 << 30), "--enable-admin-routes",
     ]  # fmt: skip
     assert eval(second) == {
-        "dtype": "float16", "max_num_seqs": None, "attention_backend": "sdpa", "kv_cache_memory_bytes": 2 << 30,
+        "dtype": "float16", "max_num_seqs": None, "attention_backend": "sdpa", "batch_invariant": True,
+        "kv_cache_memory_bytes": 2 << 30,
     }  # fmt: skip
 
 

@@ -203,6 +203,29 @@ def test_fp8_kv_cache():
     refused("kv_cache_dtype=fp8 is not supported here: it needs", platform=OldGpu(), kv_cache_dtype="fp8")
 
 
+def test_batch_invariant():
+    made = decide(FakeGpu(), batch_invariant=True, kv_cache_dtype="fp8")
+    chosen = made.config.compilation.op_providers
+    assert chosen["linear"] == chosen["paged_attention"] == chosen["decode_attention"] == "triton_invariant"
+    assert any("batch_invariant: linear=triton_invariant" in note for note in made.decisions)
+    assert config(batch_invariant=True).compilation.op_providers["linear"] == "by_row"
+    assert config(batch_invariant=False).compilation.op_providers == {}
+    gpu = FakeGpu()
+    for message, options in (
+        ("op_providers chooses others", {"op_providers": {"*": "torch"}}),
+        ("attention_backend=sdpa chooses another", {"attention_backend": "sdpa"}),
+        ("products in fp8 are chosen by the number of tokens", {"quantization": "fp8"}),
+        ("LlamaForCausalLM is run by transformers' modules", {"model_impl": "transformers"}),
+        ("experts are computed for all their tokens at once", {"hf": {"num_experts": 8}}),
+        ("latent attention has no such operators yet", {"hf": {"kv_lora_rank": 512}}),
+        ("compiled blocks choose their own kernels", {"compile": True}),
+    ):
+        refused(f"batch_invariant is not supported here: {message}", platform=gpu, batch_invariant=True, **options)
+    stored = dataclasses.replace(CHECKPOINT, formats=("gguf",), stored_dtype="quantised")
+    refused("use dtype=float32 to decode them", checkpoint=stored, batch_invariant=True)
+    assert config(checkpoint=stored, batch_invariant=True, dtype="float32").load.quantization is None
+
+
 def test_context_that_fits_doubles_with_an_fp8_kv_cache():
     room = 1000 * KV_BYTES_PER_TOKEN_FP32
     whole = config(kv_cache_memory_bytes=room, block_size=16, max_model_len=-1).model.max_model_len

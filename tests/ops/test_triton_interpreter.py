@@ -17,6 +17,7 @@ from octavo.ops.triton_support import is_interpreting
 
 FILES = (
     "test_triton_attention.py",
+    "test_triton_invariant.py",
     "test_triton_linear.py",
     "test_triton_mla.py",
     "test_triton_moe.py",
@@ -40,6 +41,8 @@ def test_kernels_in_the_interpreter(name):
             "no:cacheprovider",
             "-p",
             "no:xdist",
+            "-m",
+            "not gpu",
         ],
         env=os.environ | {"TRITON_INTERPRET": "1"},
         capture_output=True,

@@ -14,6 +14,7 @@ RENAMED = {
 # Read by `_options.py` when an engine is configured.
 OPTIONS = {
     "VLLM_ATTENTION_BACKEND": "the default of attention_backend",
+    "VLLM_BATCH_INVARIANT": "1 is the option batch_invariant",
     "VLLM_CPU_KVCACHE_SPACE": "GiB of KV cache on a CPU, the default of kv_cache_memory_bytes",
     "VLLM_LOG_STATS_INTERVAL": "the default of log_stats_interval",
     "VLLM_SERVER_DEV_MODE": "1 serves the operator's routes, as enable_admin_routes does",
@@ -33,7 +34,6 @@ NOTHING_TO_DO = {
     "VLLM_SKIP_P2P_CHECK": "",
     "VLLM_DISABLE_PYNCCL": "1",
     "VLLM_DISABLE_COMPILE_CACHE": "",
-    "VLLM_BATCH_INVARIANT": "",
     "VLLM_USE_FLASHINFER_SAMPLER": "",
     "VLLM_CONFIGURE_LOGGING": "0",
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",

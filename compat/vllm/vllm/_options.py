@@ -67,6 +67,8 @@ def _from_environment(options: dict[str, Any]) -> dict[str, Any]:
     backend = os.environ.get("VLLM_ATTENTION_BACKEND")
     if backend and options.get("attention_backend") is None:
         options["attention_backend"] = _attention_backend(backend)
+    if os.environ.get("VLLM_BATCH_INVARIANT") == "1":
+        options.setdefault("batch_invariant", True)
     interval = os.environ.get("VLLM_LOG_STATS_INTERVAL")
     if interval and options.get("log_stats_interval") is None:
         options["log_stats_interval"] = _as_number("VLLM_LOG_STATS_INTERVAL", interval)
@@ -114,7 +116,7 @@ def translate_words(words: Sequence[str]) -> list[str]:
     for name, value in translate({}).items():  # what the environment says
         flag = "--" + name.replace("_", "-")
         if not any(word.partition("=")[0].replace("_", "-") == flag for word in kept):
-            kept += [flag, str(value)]
+            kept += [flag] if value is True else [flag, str(value)]
     if os.environ.get("VLLM_SERVER_DEV_MODE") == "1":
         kept.append("--enable-admin-routes")
     return kept

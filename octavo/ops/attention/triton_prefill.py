@@ -274,7 +274,8 @@ def launch_prefill(
     )
 
 
-def _accepts(q, kv_cache, block_table, *args, **kwargs) -> bool:
+def accepts(q, kv_cache, block_table, *args, **kwargs) -> bool:
+    """What the kernels of this file ask of a call."""
     return (
         runs_on_triton(q)
         and q.dtype in FLOATS
@@ -286,7 +287,7 @@ def _accepts(q, kv_cache, block_table, *args, **kwargs) -> bool:
     )
 
 
-@paged_attention.register("triton", supported=has_triton, accepts=_accepts)
+@paged_attention.register("triton", supported=has_triton, accepts=accepts)
 def paged_attention_triton(
     q: torch.Tensor,
     kv_cache: torch.Tensor,
