@@ -23,6 +23,8 @@ struct LinearArgs {
     PackedWeight shards[MAX_SHARDS];
     int32_t num_shards;
     int32_t activation;
+    int32_t terms;  // 1, or 2: what rounding an activation leaves is rounded again, and both are multiplied
+    int32_t reserved;
     const float* bias;         // over all shards' rows, or null
     const float* norm_weight;  // or null
     float eps;
@@ -37,11 +39,47 @@ struct LinearArgs {
 // Bytes of the widest tiles, unpacked.
 static int64_t unpacked_bytes(int64_t cols) { return MAX_TILES * cols / 16 * (2 * sizeof(float) + 16) * LANES; }
 
-void quantize_row(const float* x, int64_t cols, const float* gamma, float eps, uint8_t* out) {
-    const int64_t blocks = cols / ACTIVATION_BLOCK;
-    int8_t* quants = (int8_t*)out;
-    float* scales = (float*)(out + cols);
-    float *sums32 = scales + blocks, *sums16 = scales + 2 * blocks;
+// Places of a rounded row to write to.
+struct QuantRowOut {
+    int8_t* quants;
+    float *scales, *sums32, *sums16;
+
+    QuantRowOut(uint8_t* row, int64_t cols) {
+        const int64_t blocks = cols / ACTIVATION_BLOCK;
+        quants = (int8_t*)row;
+        scales = (float*)(row + cols), sums32 = scales + blocks, sums16 = scales + 2 * blocks;
+    }
+};
+
+constexpr int PARTS = ACTIVATION_BLOCK / LANES;
+
+// Round one block; leaves in `v` what rounding took away.
+static inline void quantize_block(F32 (&v)[PARTS], int64_t block, const QuantRowOut& out) {
+    F32 largest{};
+    UNROLL
+    for (int i = 0; i < PARTS; i++) largest = maximum(largest, maximum(v[i], -v[i]));
+    const float top = max_lanes(largest);
+    const float inverse = top > 0 ? 127.0f / top : 0.0f, scale = top / 127.0f;
+    F32 sum[2] = {};
+    I32 q[PARTS];
+    UNROLL
+    for (int i = 0; i < PARTS; i++) {
+        const F32 rounded = round_even(v[i] * inverse);
+        q[i] = __builtin_convertvector(rounded, I32);
+        sum[i * LANES / 16] += rounded;  // whole numbers: exact
+        v[i] = multiply_add(rounded, splat(-scale), v[i]);
+    }
+    store_bytes(out.quants + block * ACTIVATION_BLOCK, q);
+    const float first = sum_lanes(sum[0]), second = sum_lanes(sum[1]);
+    out.scales[block] = scale;
+    out.sums16[2 * block] = scale * first;
+    out.sums16[2 * block + 1] = scale * second;
+    out.sums32[block] = scale * (first + second);
+}
+
+// Round one row; `gamma` is an RMSNorm's weight to apply first, or null. `out` has quant_row_bytes(cols) for each term.
+static void quantize_row(const float* x, int64_t cols, const float* gamma, float eps, int terms, uint8_t* out) {
+    const QuantRowOut first(out, cols), second(out + quant_row_bytes(cols), cols);
     float inverse_rms = 1.0f;
     if (gamma != nullptr) {
         F32 squares{}, more{};
@@ -52,32 +90,16 @@ void quantize_row(const float* x, int64_t cols, const float* gamma, float eps, u
         }
         inverse_rms = 1.0f / std::sqrt(sum_lanes(squares + more) / float(cols) + eps);
     }
-    constexpr int PARTS = ACTIVATION_BLOCK / LANES;
-    for (int64_t block = 0; block < blocks; block++) {
-        F32 v[PARTS], largest{};
+    for (int64_t block = 0; block < cols / ACTIVATION_BLOCK; block++) {
+        F32 v[PARTS];
         UNROLL
         for (int i = 0; i < PARTS; i++) {
             const int64_t at = block * ACTIVATION_BLOCK + i * LANES;
             v[i] = load_floats(x + at);
             if (gamma != nullptr) v[i] = v[i] * inverse_rms * load_floats(gamma + at);
-            largest = maximum(largest, maximum(v[i], -v[i]));
         }
-        const float top = max_lanes(largest);
-        const float inverse = top > 0 ? 127.0f / top : 0.0f;
-        F32 sum[2] = {};
-        I32 q[PARTS];
-        UNROLL
-        for (int i = 0; i < PARTS; i++) {
-            const F32 rounded = round_even(v[i] * inverse);
-            q[i] = __builtin_convertvector(rounded, I32);
-            sum[i * LANES / 16] += rounded;  // whole numbers: exact
-        }
-        store_bytes(quants + block * ACTIVATION_BLOCK, q);
-        const float scale = top / 127.0f, first = sum_lanes(sum[0]), second = sum_lanes(sum[1]);
-        scales[block] = scale;
-        sums16[2 * block] = scale * first;
-        sums16[2 * block + 1] = scale * second;
-        sums32[block] = scale * (first + second);
+        quantize_block(v, block, first);
+        if (terms == 2) quantize_block(v, block, second);
     }
 }
 
@@ -142,7 +164,8 @@ typedef F32 Sums[MAX_TILES][TOKEN_BLOCK];
 
 struct Block {
     int64_t first;  // token of the first row
-    int64_t count;
+    int64_t count;  // of tokens
+    int64_t num_rows;
     uint8_t* unpacked;  // this thread's, unpacked_bytes(cols)
     QuantRow rows[TOKEN_BLOCK + MAX_ROWS];  // the last one repeated MAX_ROWS times: kernels come for a few numbers of rows
 };
@@ -153,18 +176,21 @@ static void tile_sums(const LinearArgs& a, const Block& block, const PackedWeigh
     const TileKernels& kernels = tile_kernels(w);
     const int64_t one_tile = tile_bytes(w, LANES);
     const uint8_t* data = w.data + tile * one_tile;
-    if (block.count > UNPACKED_PRODUCTS * MAX_ROWS) {
+    if (block.num_rows > UNPACKED_PRODUCTS * MAX_ROWS) {
         const int64_t one_unpacked = w.cols / w.group * kernels.unpacked_group_bytes;
         for (int t = 0; t < tiles; t++) kernels.unpack(w, data + t * one_tile, block.unpacked + t * one_unpacked);
-        for (int64_t i = 0; i < block.count; i += MAX_ROWS)
+        for (int64_t i = 0; i < block.num_rows; i += MAX_ROWS)
             kernels.unpacked[tiles - 1](w, block.unpacked, block.rows + i, &sums[0][i], TOKEN_BLOCK);
     } else {
-        for (int64_t i = 0; i < block.count; i += MAX_ROWS) {
+        for (int64_t i = 0; i < block.num_rows; i += MAX_ROWS) {
             int index = 0;
-            while (1 << index < std::min<int64_t>(block.count - i, MAX_ROWS)) index++;
+            while (1 << index < std::min<int64_t>(block.num_rows - i, MAX_ROWS)) index++;
             kernels.packed[tiles - 1][index](w, data, block.rows + i, &sums[0][i], TOKEN_BLOCK);
         }
     }
+    if (a.terms == 2)
+        for (int t = 0; t < tiles; t++)
+            for (int64_t i = 0; i < block.count; i++) sums[t][i] = sums[t][2 * i] + sums[t][2 * i + 1];
     for (int t = 0; t < tiles; t++) {
         const int64_t row = (tile + t) * LANES;
         F32 bias{};
@@ -208,24 +234,24 @@ static void multiply_block(const LinearArgs& a, const Block& block, int64_t firs
 
 static void linear(const void* raw, const Team& team) {
     const LinearArgs& a = *(const LinearArgs*)raw;
-    const int64_t row_bytes = quant_row_bytes(a.cols), num_rows = std::max<int64_t>(a.tokens, team.count);
+    const int64_t row_bytes = quant_row_bytes(a.cols), token_bytes = a.terms * row_bytes;
     uint8_t* rows = a.workspace;
-    uint8_t* unpacked = rows + num_rows * row_bytes + team.index * unpacked_bytes(a.cols);
+    uint8_t* unpacked = rows + std::max<int64_t>(a.tokens, team.count) * token_bytes + team.index * unpacked_bytes(a.cols);
     if (a.tokens == 1) {
         // Rounding one row is cheaper than meeting at a barrier for it: every thread does it for itself.
-        rows += team.index * row_bytes;
-        quantize_row(a.x, a.cols, a.norm_weight, a.eps, rows);
+        rows += team.index * token_bytes;
+        quantize_row(a.x, a.cols, a.norm_weight, a.eps, a.terms, rows);
     } else {
         int64_t first, last;
         team.share(a.tokens, first, last);
         for (int64_t t = first; t < last; t++)
-            quantize_row(a.x + t * a.x_stride, a.cols, a.norm_weight, a.eps, rows + t * row_bytes);
+            quantize_row(a.x + t * a.x_stride, a.cols, a.norm_weight, a.eps, a.terms, rows + t * token_bytes);
         team.sync();
     }
     int64_t tiles = 0;
     for (int s = 0; s < (a.activation != NO_ACTIVATION ? 1 : a.num_shards); s++) tiles += (a.shards[s].rows + LANES - 1) / LANES;
     const int64_t fitting = TOKEN_BLOCK_BYTES / row_bytes / MAX_ROWS * MAX_ROWS;
-    const int64_t block_tokens = std::max<int64_t>(MAX_ROWS, std::min(TOKEN_BLOCK, fitting));
+    const int64_t block_tokens = std::max<int64_t>(MAX_ROWS, std::min(TOKEN_BLOCK, fitting)) / a.terms;
     const int64_t blocks = (a.tokens + block_tokens - 1) / block_tokens, pieces = PIECES * team.count;
     int64_t piece_tiles = std::max<int64_t>(1, tiles * blocks / pieces);
     piece_tiles = std::min(tiles, (piece_tiles + MAX_TILES - 1) / MAX_TILES * MAX_TILES);
@@ -235,9 +261,10 @@ static void linear(const void* raw, const Team& team) {
         Block block;
         block.first = token;
         block.count = std::min(block_tokens, a.tokens - token);
+        block.num_rows = block.count * a.terms;
         block.unpacked = unpacked;
-        for (int64_t i = 0; i < block.count + MAX_ROWS; i++)
-            block.rows[i] = quant_row(rows + (token + std::min(i, block.count - 1)) * row_bytes, a.cols);
+        for (int64_t i = 0; i < block.num_rows + MAX_ROWS; i++)
+            block.rows[i] = quant_row(rows + token * token_bytes + std::min(i, block.num_rows - 1) * row_bytes, a.cols);
         multiply_block(a, block, tile, std::min(tiles, tile + piece_tiles));
     });
 }
@@ -287,7 +314,7 @@ static void embedding(const void* raw, const Team& team) {
 extern "C" {
 octavo::Kernel octavo_linear = octavo::linear;
 octavo::Kernel octavo_embedding = octavo::embedding;
-int64_t octavo_linear_workspace(int64_t tokens, int64_t cols, int threads) {
-    return octavo::quant_row_bytes(cols) * (tokens > threads ? tokens : threads) + threads * octavo::unpacked_bytes(cols);
+int64_t octavo_linear_workspace(int64_t tokens, int64_t cols, int terms, int threads) {
+    return octavo::quant_row_bytes(cols) * terms * (tokens > threads ? tokens : threads) + threads * octavo::unpacked_bytes(cols);
 }
 }

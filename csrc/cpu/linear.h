@@ -27,9 +27,6 @@ inline QuantRow quant_row(const uint8_t* row, int64_t cols) {
     return {(const int8_t*)row, floats, {floats + 2 * blocks, floats + blocks}};
 }
 
-// Round one row; `gamma` is an RMSNorm's weight to apply first, or null. `out` has quant_row_bytes(cols).
-void quantize_row(const float* x, int64_t cols, const float* gamma, float eps, uint8_t* out);
-
 // Rows and tiles computed at a time: each weight loaded serves all the rows, each activation all the tiles. As many as
 // the registers hold; an instruction that repeats an activation by itself gains nothing from a second tile.
 #if defined(OCTAVO_AVX512)

@@ -62,7 +62,9 @@ def _is_plain(x: torch.Tensor | None, width: int) -> bool:
     return x is None or (x.dtype == torch.float32 and not x.is_cuda and x.stride(-1) == 1 and x.shape[-1] == width)
 
 
-def _accepts_linear(x, shards, bias=None, norm_weight=None, eps=0.0, activation=None, residual=None, scale=1.0) -> bool:
+def _accepts_linear(
+    x, shards, bias=None, norm_weight=None, eps=0.0, activation=None, residual=None, scale=1.0, fine=False
+) -> bool:  # fmt: skip
     rows = [shard.rows for shard in shards]
     width = rows[0] if activation is not None else sum(rows)
     return (
@@ -78,14 +80,16 @@ def _accepts_linear(x, shards, bias=None, norm_weight=None, eps=0.0, activation=
 
 
 @gguf_linear.register("cpu", supported=is_available, accepts=_accepts_linear)
-def _gguf_linear_cpu(x, shards, bias=None, norm_weight=None, eps=0.0, activation=None, residual=None, scale=1.0):
+def _gguf_linear_cpu(
+    x, shards, bias=None, norm_weight=None, eps=0.0, activation=None, residual=None, scale=1.0, fine=False
+):  # fmt: skip
     tokens, cols = x.shape
     width = shards[0].rows if activation is not None else sum(shard.rows for shard in shards)
     out = empty((tokens, width))
     if tokens == 0:
         return out
-    run, num_tokens = runtime(), count(tokens)
-    workspace = run.workspace(run.library.octavo_linear_workspace(most(tokens), cols, run.num_threads))
+    run, num_tokens, terms = runtime(), count(tokens), 2 if fine else 1
+    workspace = run.workspace(run.library.octavo_linear_workspace(most(tokens), cols, terms, run.num_threads))
     args = LinearArgs(
         x=x.data_ptr(),
         x_stride=x.stride(0),
@@ -93,6 +97,7 @@ def _gguf_linear_cpu(x, shards, bias=None, norm_weight=None, eps=0.0, activation
         cols=cols,
         num_shards=len(shards),
         activation=ACTIVATIONS[activation],
+        terms=terms,
         bias=None if bias is None else bias.data_ptr(),
         norm_weight=None if norm_weight is None else norm_weight.data_ptr(),
         eps=eps,

@@ -45,7 +45,7 @@ def load_library() -> ctypes.CDLL | None:
     library.octavo_gguf_pack.argtypes = [ctypes.c_void_p, ctypes.c_char_p, *[ctypes.c_void_p] * 3]
     library.octavo_gguf_pack.restype = None
     library.octavo_linear_workspace.restype = ctypes.c_int64
-    library.octavo_linear_workspace.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_int]
+    library.octavo_linear_workspace.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_int]
     library.octavo_attention_workspace.restype = ctypes.c_int64
     library.octavo_attention_workspace.argtypes = [ctypes.c_int] * 4
     return library

@@ -38,6 +38,8 @@ class LinearArgs(ctypes.Structure):
         ("shards", PackedWeight * MAX_SHARDS),
         ("num_shards", c_int32),
         ("activation", c_int32),
+        ("terms", c_int32),
+        ("reserved", c_int32),
         ("bias", c_void_p),
         ("norm_weight", c_void_p),
         ("eps", c_float),
