@@ -63,8 +63,9 @@ def run(arguments: Sequence[str]) -> int:
         from octavo.engine.async_llm import AsyncLLM
         from octavo.logger import get_logger
         from octavo.metrics import StatLine
-        from octavo.server.app import api_keys, build_app
+        from octavo.server.app import build_app
         from octavo.server.batch import BatchRunner
+        from octavo.server.keys import api_keys
 
         engine = AsyncLLM.from_engine_args(engine_args)
         try:

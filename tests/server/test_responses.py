@@ -233,6 +233,38 @@ async def test_store_is_bounded():
             await client.delete(f"{PATH}/{i}")
 
 
+async def test_running_responses_cannot_fill_more_than_the_store():
+    engine = FakeEngine(hold_after=0)
+    app = make_app(engine, responses_store_bytes=6000)
+    async with client_of(app=app) as client:
+        begun = []
+        while (response := await client.post(PATH, json=body(background=True))).status_code == 200:
+            begun.append(response.json()["id"])
+        error_of(response, 429)
+        assert 2 <= len(begun) < 20 and app.context.responses.num_bytes <= 6000
+        for response_id in begun:
+            await client.delete(f"{PATH}/{response_id}")
+        assert app.context.responses.num_bytes == 0
+        assert (await client.post(PATH, json=body(background=True))).status_code == 200
+
+
+async def test_pages_of_input_items():
+    given = [{"role": "user", "content": str(number)} for number in range(45)]
+    async with official(show_engine(), **STORE) as client:
+        response = await client.responses.create(model="tiny", input=given)
+        newest = [item.content[0].text if isinstance(item.content, list) else item.content
+                  async for item in client.responses.input_items.list(response.id)]  # fmt: skip
+        assert newest == [str(number) for number in reversed(range(45))]
+        page = await client.responses.input_items.list(response.id, order="asc", limit=2)
+        assert page.has_more and [item.content for item in page.data] == ["0", "1"]
+    async with client_of(**STORE) as client:
+        path = f"{PATH}/{(await client.post(PATH, json=body())).json()['id']}"
+        for wrong in ("0", "101", "x", "9" * 5000):
+            error_of(await client.get(f"{path}/input_items", params={"limit": wrong}), 400)
+        for wrong in ("x", "9" * 5000):
+            error_of(await client.get(path, params={"stream": "true", "starting_after": wrong}), 400)
+
+
 async def test_background_counts_for_its_key():
     engine = FakeEngine(hold_after=0)
     headers = {"authorization": "Bearer one"}

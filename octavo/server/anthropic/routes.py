@@ -28,15 +28,9 @@ async def create_message(request: Request) -> EventStream | Json:
     """POST /v1/messages"""
     server: ServerContext = request.app.context
     body, chat = await _read(request, MessagesRequest)
-    message_id = f"msg_{request.state.request_id}"
+    model, message_id = served_name(body.model, server.model), f"msg_{request.state.request_id}"
     generation = await start_chat(server, chat, message_id)
-    answer = MessagesAnswer(
-        message_id,
-        served_name(body.model, server.model),
-        body,
-        generation,
-        show_cache=server.args.enable_prompt_tokens_details,
-    )
+    answer = MessagesAnswer(message_id, model, body, generation, show_cache=server.args.enable_prompt_tokens_details)
     return await send_answer(request, generation, answer, stream=bool(body.stream), style=_STREAM)
 
 

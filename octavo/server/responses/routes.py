@@ -1,6 +1,7 @@
 """The Responses API: POST /v1/responses, and the routes of stored responses where there is a store."""
 
 import asyncio
+import re
 import time
 import uuid
 from collections.abc import Callable
@@ -50,7 +51,7 @@ async def create_response(request: Request) -> EventStream | Json:
     refuse_unsupported(fields, NOT_SUPPORTED)
     body = convert(fields, ResponsesRequest)
     keeps = _keeps(body, store)
-    items = input_items(body)
+    model, items = served_name(body.model, server.model), input_items(body)
     messages = [*_earlier(body, store, _owner(request)), *to_messages(items)]
     chat_body = chat_fields(body, messages)
     refuse_unsupported(chat_body)
@@ -58,7 +59,7 @@ async def create_response(request: Request) -> EventStream | Json:
     # Not the id that a header chose: it must not be another's.
     response_id = f"resp_{uuid.uuid4().hex if keeps else request.state.request_id}"
     generation = await start_chat(server, chat, response_id)
-    response = _response(response_id, body, served_name(body.model, server.model), generation.params, keeps)
+    response = _response(response_id, body, model, generation.params, keeps)
     entry = StoredResponse(response, _owner(request), items, messages)
 
     def keep() -> None:
@@ -87,7 +88,7 @@ async def get_response(request: Request) -> EventStream | Json:
     if entry.frames is None:
         raise ClientError("only a response that was made with background and stream can be streamed.", param="stream")
     after = request.query_params.get("starting_after", "-1")
-    if not after.lstrip("-").isdecimal():
+    if not re.fullmatch(r"-?[0-9]{1,9}", after):
         raise ClientError(f"starting_after={after!r} must be a sequence number.", param="starting_after")
     return EventStream(entry.follow(max(int(after) + 1, 0)), server.activity, _FOLLOWED)
 
@@ -110,13 +111,19 @@ async def cancel_response(request: Request) -> Json:
 
 
 async def list_input_items(request: Request) -> Json:
-    """GET /v1/responses/{id}/input_items"""
-    entry = _entry(request)
-    items = [{"id": f"item_{index}", **item} for index, item in enumerate(entry.items)]
-    if request.query_params.get("order", "desc") == "desc":
+    """GET /v1/responses/{id}/input_items?order=&after=&limit="""
+    query = request.query_params
+    items = [{**item, "id": f"item_{index}"} for index, item in enumerate(_entry(request).items)]
+    if query.get("order", "desc") == "desc":
         items.reverse()
     ids = [item["id"] for item in items]
-    return Json(InputItems(items, ids[0] if ids else None, ids[-1] if ids else None))
+    start = ids.index(query["after"]) + 1 if query.get("after") in ids else 0
+    limit = query.get("limit", "20")
+    if not re.fullmatch(r"[0-9]{1,3}", limit) or not 1 <= int(limit) <= 100:
+        raise ClientError(f"limit={limit!r:.40} must be 1 to 100.", param="limit")
+    page = items[start : start + int(limit)]
+    more = start + len(page) < len(items)
+    return Json(InputItems(page, page[0]["id"] if page else None, page[-1]["id"] if page else None, has_more=more))
 
 
 ROUTES = [Route(PATH, create_response, methods=["POST"])]
@@ -226,30 +233,33 @@ def _start_in_background(
         entry.frames = []
     entry.task = asyncio.create_task(_run(server, entry, answer), name=entry.response.id)
     server.responses.put(entry)
+    if server.responses.is_full:
+        entry.task.cancel()
+        server.responses.remove(entry)
+        raise QueueFullError("the responses that are running in the background take all the room for stored ones.")
     return EventStream(entry.follow(0), server.activity, _FOLLOWED) if streams else Json(entry.response)
 
 
 async def _run(server: ServerContext, entry: StoredResponse, answer: ResponseAnswer) -> None:
+    def record(frames: list[bytes]) -> None:
+        if entry.frames is not None:
+            entry.frames += frames
+            server.responses.grow(entry, sum(map(len, frames)))
+            entry.tell()
+
     async def work() -> None:
         async with aclosing(answer.chunks(answer.generation.updates())) as frames:
             async for frame in frames:
-                _record(entry, [frame])
+                record([frame])
 
     try:
         with server.activity:
             await run_while_connected(_never, server.activity, work())
     except asyncio.CancelledError:
-        _record(entry, answer.cut("cancelled"))
+        record(answer.cut("cancelled"))
     except Exception as error:
-        _record(entry, answer.failed(error))
+        record(answer.failed(error))
     finally:
-        server.responses.resize(entry)
-        entry.tell()
-
-
-def _record(entry: StoredResponse, frames: list[bytes]) -> None:
-    if entry.frames is not None:
-        entry.frames += frames
         entry.tell()
 
 

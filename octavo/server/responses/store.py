@@ -31,9 +31,7 @@ class StoredResponse:
     response: Response
     owner: Owner
     items: list[JsonObject]  # the input of this call
-    messages: list[
-        JsonObject
-    ]  # the conversation to go on with: earlier turns, this input, and the answer once it is complete
+    messages: list[JsonObject]  # earlier turns, this input, and once it is complete the answer
     task: asyncio.Task[None] | None = None
     frames: list[bytes] | None = None  # its events so far, when it is streamed in the background
     size: int = 0  # bytes
@@ -87,23 +85,29 @@ class ResponseStore:
         self._entries.move_to_end(response_id)
         return entry
 
-    def put(self, entry: StoredResponse) -> None:
-        self._entries[entry.response.id] = entry
-        self.resize(entry)
+    @property
+    def is_full(self) -> bool:
+        """Whether what runs in the background has taken more than there is."""
+        return self.num_bytes > self.max_bytes
 
-    def resize(self, entry: StoredResponse) -> None:
-        """Measure an entry that has grown, and make room for it. Running ones stay; others go, oldest first."""
-        if entry.response.id not in self._entries:
-            return
+    def put(self, entry: StoredResponse) -> None:
+        """Add an entry, or measure one again that is complete now."""
+        self._entries[entry.response.id] = entry
         size = len(msgspec.json.encode((entry.response, entry.items, entry.messages)))
-        size += sum(map(len, entry.frames or ()))
-        self.num_bytes += size - entry.size
-        entry.size = size
-        for old in list(self._entries.values()):
-            if self.num_bytes <= self.max_bytes:
+        self.grow(entry, size + sum(map(len, entry.frames or ())) - entry.size)
+
+    def grow(self, entry: StoredResponse, num_bytes: int) -> None:
+        """Count what an entry has got, and make room for it. Running ones stay; others go, oldest first."""
+        if entry.response.id not in self._entries:
+            return  # deleted while it ran
+        entry.size += num_bytes
+        self.num_bytes += num_bytes
+        if not self.is_full:
+            return
+        for old in [entry for entry in self._entries.values() if not entry.is_running]:
+            self.remove(old)
+            if not self.is_full:
                 return
-            if not old.is_running:
-                self.remove(old)
 
     def remove(self, entry: StoredResponse) -> None:
         if self._entries.pop(entry.response.id, None) is not None:
