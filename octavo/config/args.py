@@ -253,6 +253,12 @@ class EngineArgs:
     attention_backend: str | None = option(
         None, "Attention backend by name. Default: the first that accepts model and device.", group=_COMPILATION
     )
+    batch_invariant: bool = option(
+        False,
+        "Compute each token by itself, so that a request's answer does not depend, in any bit, on other requests, on how its "
+        "prompt is cut or on what is cached. Slower.",
+        group=_COMPILATION,
+    )
     op_providers: dict[str, Any] = option(
         {}, "Operator to provider, such as rms_norm=torch,paged_attention=triton or *=torch.", group=_COMPILATION
     )
@@ -269,12 +275,6 @@ class EngineArgs:
 
     disable_log_stats: bool = option(False, "No statistics in log and metrics.", group=_OBSERVABILITY)
     log_stats_interval: float = option(
-    batch_invariant: bool = option(
-        False,
-        "Compute each token by itself, so that a request's answer does not depend, in any bit, on other requests, on how its "
-        "prompt is cut or on what is cached. Slower.",
-        group=_COMPILATION,
-    )
         10.0, "Seconds between log lines with statistics.", group=_OBSERVABILITY, above=0
     )
     enable_log_requests: bool = option(False, "Log each request's id and parameters.", group=_OBSERVABILITY)

@@ -103,6 +103,11 @@ def resolve(
     scheduler = _scheduler(args, platform, max_model_len, usage, bool(processors), notes)
     cache_bytes = _trim_cache(args, cache_bytes, text, kv_dtype, block_size, scheduler, notes)
 
+    compilation = resolve_compilation(args, platform, scheduler.max_num_seqs, quantization)
+    if args.batch_invariant:
+        chosen = invariant_providers(args, text, platform, quantization, model_impl, compilation.compiles_blocks, notes)
+        compilation = dataclasses.replace(compilation, op_providers=chosen)
+
     config = EngineConfig(
         model=ModelConfig(
             model=args.model,
@@ -122,11 +127,6 @@ def resolve(
             logits_processors=processors,
             enable_sleep_mode=args.enable_sleep_mode,
         ),
-    compilation = resolve_compilation(args, platform, scheduler.max_num_seqs, quantization)
-    if args.batch_invariant:
-        chosen = invariant_providers(args, text, platform, quantization, model_impl, compilation.compiles_blocks, notes)
-        compilation = dataclasses.replace(compilation, op_providers=chosen)
-
         tokenizer=TokenizerConfig(
             path=None if args.skip_tokenizer_init else checkpoint.tokenizer_path or checkpoint.path,
             mode=args.tokenizer_mode,
