@@ -101,7 +101,6 @@ class OutputFormats:
 
     def __init__(self, args: ServerArgs, model: ModelConfig, tokenizer: Tokenizer | None):
         self._tokenizer = tokenizer
-        self._closed_section: ReasoningSection | None = None  # made when first needed
         tool_rows, reasoning_rows = _known_rows(args.tool_parser_plugin)
         templates = "" if tokenizer is None else "\n".join(tokenizer.info.chat_templates.values())
         self.tools = _choose(
@@ -123,6 +122,8 @@ class OutputFormats:
         self._is_harmony = any(row is not None and row.is_harmony for row in (self.tools, self.reasoning))
         if self._is_harmony:  # channels are one format
             self.tools, self.reasoning = find_tool_format("harmony"), find_reasoning_format("harmony")
+        self._closed_section = self._make_section()
+        self._shown_ids = {has_tools: self._find_shown_ids(has_tools) for has_tools in (False, True)}
 
     def read(self, body: ChatBody, prompt: str, variables: dict[str, Any]) -> Reading:
         """How to read the answers to `body`, whose prompt was rendered with these template variables."""
@@ -152,15 +153,15 @@ class OutputFormats:
             )
         plan = self._with_tools(plan, use)
         section = None
-        if self.reasoning is not None and is_open is not False:
-            section = self._section(self.reasoning, is_open=is_open is True or self._is_harmony)
+        if self._closed_section is not None and (self._is_harmony or is_open is not False):
+            section = msgspec.structs.replace(self._closed_section, is_open=self._is_harmony or is_open is True)
         is_plain = self.reasoning is None and not use.tools
         return Reading(
             None if is_plain else HarmonyMachine if self._is_harmony else AnswerMachine,
             plan,
             self._tokenizer,
             section,
-            self._shown_ids(has_tools=bool(use.tools)),
+            self._shown_ids[bool(use.tools)],
             self._constraint(use, max_calls),
             is_thinking_off=is_open is False,
         )
@@ -211,15 +212,14 @@ class OutputFormats:
             calls_end_reasoning=self.reasoning is not None and self.reasoning.calls_end_it,
         )
 
-    def _section(self, row: ReasoningFormat, is_open: bool) -> ReasoningSection | None:
-        if self._tokenizer is None:
+    def _make_section(self) -> ReasoningSection | None:
+        """The section of an answer that does not begin inside of it; None without a format."""
+        if self._tokenizer is None or self.reasoning is None:
             return None
-        if self._closed_section is None:
-            start, end = row.starts[0], row.ends[0]
-            start_ids, end_ids = (self._tokenizer.encode(mark, add_special_tokens=False) for mark in (start, end))
-            closing_ids = self._tokens_beginning_like(end_ids[-1]) if len(end_ids) > 1 else []
-            self._closed_section = ReasoningSection(False, start, end, start_ids, end_ids, closing_ids)
-        return msgspec.structs.replace(self._closed_section, is_open=is_open)
+        start, end = self.reasoning.starts[0], self.reasoning.ends[0]
+        start_ids, end_ids = (self._tokenizer.encode(mark, add_special_tokens=False) for mark in (start, end))
+        closing_ids = self._tokens_beginning_like(end_ids[-1]) if len(end_ids) > 1 else []
+        return ReasoningSection(False, start, end, start_ids, end_ids, closing_ids)
 
     def _tokens_beginning_like(self, token_id: int) -> list[int]:
         """The token first, then every other one that begins with its text."""
@@ -228,7 +228,7 @@ class OutputFormats:
         others = (other for other in range(len(self._tokenizer)) if self._tokenizer.token_text(other).startswith(text))
         return [token_id, *(other for other in others if other != token_id)]
 
-    def _shown_ids(self, has_tools: bool) -> list[int]:
+    def _find_shown_ids(self, has_tools: bool) -> list[int]:
         """The special tokens that occur in the marks of the formats in use."""
         if self._tokenizer is None:
             return []
