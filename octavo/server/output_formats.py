@@ -290,7 +290,7 @@ def _choose(what: str, named: Row | None, detected: Row | None) -> Row | None:
     return named or detected
 
 
-def _call_ids(messages: Iterable[Any]) -> frozenset[str]:
+def _call_ids(messages: Iterable[dict[str, Any]]) -> frozenset[str]:
     """The ids of the calls in a conversation."""
-    calls = [call for message in messages for call in message.get("tool_calls") or [] if isinstance(message, dict)]
-    return frozenset(call["id"] for call in calls if isinstance(call, dict) and isinstance(call.get("id"), str))
+    calls = [call for message in messages for call in message.get("tool_calls") or []]
+    return frozenset(call["id"] for call in calls if isinstance(call.get("id"), str))

@@ -55,19 +55,19 @@ def explain_tools(
     return [{"role": "system", "content": explanation}, *told]
 
 
-def _call_names(messages: Sequence[Any]) -> dict[Any, str]:
+def _call_names(messages: Sequence[Any]) -> dict[str, str]:
     """The names of the conversation's calls by their ids."""
-    names = {}
-    for message in messages:
-        for call in _calls_of(message):
-            names[call.get("id")] = str(call["function"].get("name"))
-    return names
+    calls = [call for message in messages for call in _calls_of(message)]
+    return {call["id"]: str(call["function"].get("name")) for call in calls if isinstance(call.get("id"), str)}
 
 
 def _calls_of(message: Any) -> list[dict[str, Any]]:
+    """The calls of a message; none when they are not what calls should be, which is refused where messages are read."""
     calls = message.get("tool_calls") if isinstance(message, dict) else None
-    found = [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
-    return [call for call in found if isinstance(call.get("function"), dict)]
+    if not isinstance(calls, list):
+        return []
+    are_calls = all(isinstance(call, dict) and isinstance(call.get("function"), dict) for call in calls)
+    return calls if are_calls else []
 
 
 def _with_calls_as_text(message: Any, row: ToolFormat) -> Any:
@@ -80,10 +80,12 @@ def _with_calls_as_text(message: Any, row: ToolFormat) -> Any:
     return {**rest, "content": "\n".join([content, *texts] if isinstance(content, str) and content else texts)}
 
 
-def _with_result_of_user(message: Any, names: dict[Any, str]) -> Any:
+def _with_result_of_user(message: Any, names: dict[str, str]) -> Any:
     if not isinstance(message, dict) or message.get("role") != "tool":
         return message
-    name = names.get(message.get("tool_call_id")) or message.get("name") or "the tool"
+    call_id = message.get("tool_call_id")
+    name = names.get(call_id) if isinstance(call_id, str) else None
+    name = name or message.get("name") or "the tool"
     return {"role": "user", "content": _before(f"Result of {name}:", message.get("content"))}
 
 

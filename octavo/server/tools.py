@@ -46,7 +46,10 @@ def read_tool_use(tools: Any, choice: Any) -> ToolUse:
         mode = choice
     elif isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         allowed = choice.get("allowed_tools", choice)  # Responses has its fields one level up
-        mode, names = allowed.get("mode", "auto"), [_name_of(tool) for tool in allowed.get("tools") or []]
+        mode, listed = (
+            (allowed.get("mode", "auto"), allowed.get("tools")) if isinstance(allowed, dict) else (None, None)
+        )
+        names = [_name_of(tool) for tool in listed] if isinstance(listed, list) else []
         if mode not in ("auto", "required") or not names:
             raise ClientError(
                 'tool_choice allowed_tools needs mode "auto" or "required" and at least one tool.', param="tool_choice"

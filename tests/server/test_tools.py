@@ -6,6 +6,9 @@ import openai
 import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 
+from octavo.tokenizer.backends import RustBackend
+from octavo.tokenizer.tokenizer import Tokenizer, TokenizerInfo
+from tests.fixtures.tokenizers import byte_tokenizer
 from tests.server.fake_engine import FakeEngine, make_config, make_tokenizer, say
 from tests.server.http import chat_body, client_of, error_of, events, make_app, strict_json
 
@@ -181,6 +184,40 @@ async def test_what_is_wrong_with_tools(fields: dict, param: str) -> None:
     assert error["param"] == param
 
 
+HOSTILE = (
+    None,
+    5,
+    "x",
+    [],
+    [5],
+    [[]],
+    {},
+    {"id": []},
+    [{"id": []}],
+    [{"function": 5}],
+    [{"id": {}, "function": {"name": []}}],
+)
+
+
+@pytest.mark.parametrize("template", [SHOWS_TOOLS, "{% for m in messages %}{{ m.content }}{% endfor %}"])
+async def test_hostile_values_are_answered(template: str) -> None:
+    """Whatever stands where calls, ids and choices belong: no 5xx, and the server goes on."""
+    engine = engine_saying("x", template)
+    async with client_of(engine, tool_call_parser="hermes") as client:
+        for value in HOSTILE:
+            history = [
+                {"role": "assistant", "content": "a", "tool_calls": value},
+                {"role": "tool", "tool_call_id": value, "name": value, "content": "b"},
+            ]
+            choices = ({"type": "allowed_tools", "allowed_tools": value}, {"type": "function", "function": value})
+            for fields in ({"messages": history}, {"tools": value}, *({"tool_choice": choice} for choice in choices)):
+                response = await client.post(PATH, json=tools_body(**fields))
+                assert response.status_code in (200, 400), (fields, response.text)
+                response = await client.post("/tokenize", json=tools_body(**fields))
+                assert response.status_code in (200, 400), (fields, response.text)
+        assert (await client.post(PATH, json=tools_body())).status_code == 200
+
+
 async def test_allowed_tools() -> None:
     choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [PING]}}
     whole, _ = await whole_and_streamed(CALL + PING_CALL, tool_choice=choice)
@@ -326,6 +363,20 @@ async def test_references_inside_of_a_schema_still_find_their_target() -> None:
     moved = schema["items"]["anyOf"][0]["properties"]["parameters"]
     assert moved["properties"]["root"]["$ref"] == "#/items/anyOf/0/properties/parameters/$defs/node"
     assert moved["$defs"]["node"]["properties"]["next"]["$ref"] == "#/items/anyOf/0/properties/parameters/$defs/node"
+
+
+async def test_marks_that_are_special_tokens_are_not_skipped() -> None:
+    rust = byte_tokenizer()
+    rust.add_special_tokens(["<tool_call>", "</tool_call>", "<think>", "<other>"])
+    texts = Tokenizer(RustBackend(rust), TokenizerInfo(chat_templates={"default": SHOWS_TOOLS + "{# <think> #}"}))
+    engine = FakeEngine(script=say(CALL), config=make_config(max_model_len=4096, vocab_size=600), texts=texts)
+    async with client_of(engine, tool_call_parser="hermes") as client:
+        await client.post(PATH, json=tools_body())
+        await client.post(PATH, json=chat_body())
+    with_tools, without = (
+        [texts.id_to_token(i) for i in params.shown_special_token_ids or []] for params in engine.params
+    )
+    assert with_tools == ["<tool_call>", "</tool_call>", "<think>"] and without == ["<think>"]
 
 
 async def test_a_format_of_ones_own(tmp_path) -> None:

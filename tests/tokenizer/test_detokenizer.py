@@ -92,6 +92,27 @@ def test_library_stream_continues_the_prompt() -> None:
     ]
 
 
+def test_some_special_tokens_may_be_text(smol: Tokenizer) -> None:
+    """Marks that a server reads are not skipped with the others; the token that ends an answer is."""
+    start, end = 1, 2
+    ids = [PARIS, start, 0, PARIS]
+    assert "".join(stream(smol, ids, shown_special_token_ids=[start])) == " Paris<|im_start|> Paris"
+    assert "".join(stream(smol, ids)) == " Paris Paris"
+    detokenizer = IncrementalDetokenizer(
+        smol, PROMPT, SamplingParams(max_tokens=None, shown_special_token_ids=[start, end])
+    )
+    assert detokenizer.update([start, end], finished=True, stopped_by_token=True).text == "<|im_start|>"
+
+
+def test_some_special_tokens_may_be_text_for_the_library() -> None:
+    tokenizer = wordpiece()
+    separator, classifier = tokenizer.token_to_id("[SEP]"), tokenizer.token_to_id("[CLS]")
+    ids = [*tokenizer.encode("cats", add_special_tokens=False), separator, classifier]
+    prompt = tokenizer.encode("the")
+    assert "[SEP]" in "".join(stream(tokenizer, ids, prompt=prompt, shown_special_token_ids=[separator]))
+    assert "[" not in "".join(stream(tokenizer, ids, prompt=prompt))
+
+
 def test_stop_token_in_the_text(smol: Tokenizer) -> None:
     """FC-048: ordinary text goes when it is the stop; a special token shows only where special tokens show."""
 
