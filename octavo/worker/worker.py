@@ -45,6 +45,9 @@ logger = get_logger(__name__)
 # The CPU's worst step is measured on a fraction of its tokens and scaled: running it whole would take seconds of the start.
 CPU_MEASURED_TOKENS = 64
 
+# Bytes left free on a GPU for the memory of captured graphs.
+GRAPH_RESERVE = 1 << 30
+
 # Token counts of mixed steps that between them meet every kernel the linears choose by the number of tokens.
 MIXED_STEP_TOKENS = (1, 2, 16, 32, 64, 128, 256, 1024)
 
@@ -76,6 +79,8 @@ class Worker:
         force_providers(config.compilation.op_providers, config.compilation.attention_backend)
         self.custom_processors = make_custom_processors(config, self.device)
         self._kernel_compiler = self._make_kernel_compiler()
+        total, free = self._device_memory()
+        self._taken_at_start = total - free  # by other processes, which have shares of their own, and by the driver
 
     def _make_kernel_compiler(self) -> KernelCompiler | None:
         if self.device.type != "cuda" or torch.version.hip or not has_triton():
@@ -161,6 +166,8 @@ class Worker:
             kv_bytes = cache.kv_cache_memory_bytes
         else:
             kv_bytes = max(limit - weights - states - working - other, 0)
+            if self.device.type == "cuda":  # other processes may have left less than the share
+                kv_bytes = max(min(kv_bytes, free - working - GRAPH_RESERVE), 0)
         chunk = scheduler.max_num_batched_tokens
         blocks_per_request = sum(max_blocks_held(g.spec, scheduler.max_model_len, chunk) for g in groups)
         useful = 1 + scheduler.max_num_seqs * blocks_per_request
@@ -199,7 +206,8 @@ class Worker:
         requests = min(self.config.scheduler.max_num_seqs, max_tokens)
         with record_launches() as launches:
             for tokens in (*MIXED_STEP_TOKENS, max_tokens):
-                runner.dummy_step(min(tokens, max_tokens), 1)
+                tokens = min(tokens, max_tokens)
+                runner.dummy_step(tokens, -(-tokens // self.config.model.max_model_len))
             runner.dummy_step(max_tokens, requests)
             runner.dummy_step(requests, requests)
             for size in self._capture_sizes():
@@ -224,11 +232,11 @@ class Worker:
         return platform.total_memory(), platform.available_memory()
 
     def _runtime_bytes(self, total: int, free: int, weights: int) -> int:
-        """Memory in use that is neither weights nor the step: driver context, other processes, a reserve for graphs."""
+        """Memory in use that is neither weights nor the step: the libraries' on a GPU, all others' on a CPU; and a reserve."""
         if self.device.type == "cpu":
             return max(total - free - weights, 0)
         held = torch.cuda.memory_reserved(self.device)
-        return max(total - free - held, 0) + 1024**3
+        return max(total - free - held - self._taken_at_start, 0) + GRAPH_RESERVE
 
     def _make_runner(self, kv: KVCacheConfig) -> None:
         """Allocate rows, buffers and cache for `kv`, and point the attention layers at their pages."""

@@ -174,7 +174,13 @@ def test_weights_that_are_gone_from_disk_leave_it_asleep(tmp_path):
 @pytest.mark.parametrize("level", [1, 2])
 def test_graphs_are_right_after_waking_on_a_gpu(tmp_path, level):
     folder = write_random_llama(
-        tmp_path / "model", tokenizer=False, hidden_size=1024, num_attention_heads=16, head_dim=64, dtype="bfloat16"
+        tmp_path / "model",
+        tokenizer=False,
+        hidden_size=1024,
+        intermediate_size=65536,  # what libraries hold must not count beside the weights
+        num_attention_heads=16,
+        head_dim=64,
+        dtype="bfloat16",
     )
     options = {**OPTIONS, "num_gpu_blocks_override": None, "kv_cache_memory_bytes": 4 << 30}
     with LLM(str(folder), **options) as llm:
