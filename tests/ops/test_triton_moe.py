@@ -7,7 +7,7 @@ import torch
 
 from octavo.ops.moe import CLAMPED_SWIGLU, Routing, choose_experts, experts, norm_route
 from octavo.ops.triton_support import has_triton, is_interpreting
-from octavo.ops.triton_utils import counters
+from octavo.ops.triton_utils import counters, override_device_name
 
 if not has_triton():
     pytest.skip("needs a GPU, or the child process of test_triton_interpreter.py", allow_module_level=True)
