@@ -34,8 +34,7 @@ class Server:
 
 
 def start(model: Path, *options: str) -> Server:
-    """Start the command and wait until it says where it is."""
-    words = [sys.executable, "-m", "octavo", "serve", str(model), "--port", "0", *options]
+    """Start a small server."""
     small = (
         "--kv-cache-memory-bytes",
         "16M",
@@ -46,13 +45,18 @@ def start(model: Path, *options: str) -> Server:
         "--block-size",
         "16",
     )
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([*words, *small], stderr=subprocess.PIPE, text=True, env=environment)
+    return launch(model, *options, *small, environment={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def launch(model: Path, *options: str, environment: dict[str, str]) -> Server:
+    """Start the command and wait until it says where it is."""
+    words = [sys.executable, "-m", "octavo", "serve", str(model), "--port", "0", *options]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment)
     lines: list[str] = []
     assert process.stderr is not None
     for line in process.stderr:
         lines.append(line)
-        if found := re.search(r"serving on ((?:http|grpc)://\S+)", line):
+        if found := re.search(r"serving on (http://\S+)", line):
             reader = threading.Thread(target=process.stderr.read, daemon=True)
             reader.start()
             return Server(process, found[1], reader)
