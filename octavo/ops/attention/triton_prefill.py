@@ -84,8 +84,10 @@ def _attend_tile(
         visible = (tok[None, :] <= query_pos[:, None]) & (tok < seq_len)[None, :]
         if HAS_WINDOW:
             visible = visible & (tok[None, :] > query_pos[:, None] - window)
-        s = tl.where(visible, s, MINUS)
-    # A row that has seen no visible key yet sums ones; its first visible key shrinks them to nothing.
+        s = tl.where(visible, s * factor, MINUS)
+        factor = 1.0
+    # A row that has seen no visible key yet sums ones; its first visible key shrinks them to nothing. That takes an exact
+    # MINUS - MINUS: with a factor to multiply in the same instruction, the difference is rounding error of 1e22.
     m_new = tl.maximum(m, tl.max(s, axis=1) * factor)
     shrink = tl.exp2(m - m_new)
     p = tl.exp2(s * factor - m_new[:, None])
