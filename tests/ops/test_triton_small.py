@@ -137,7 +137,7 @@ def assert_same_e4m3(actual, expected):
     Triton's interpreter loses the carry of a mantissa that rounds up to the next power of two, which leaves half of it.
     """
     actual, expected = actual.float(), expected.float()
-    torch.testing.assert_close(actual, expected, rtol=0.5 if is_interpreting() else 0.13, atol=2**-9)
+    torch.testing.assert_close(actual, expected, rtol=0.5 if is_interpreting() else 0.15, atol=2**-9)
     assert (actual != expected).float().mean() < 0.01
 
 
