@@ -5,8 +5,10 @@ that `--tool-call-parser` takes. Without that option the first row is taken whos
 template, so rows with rarer words come first; where a template says nothing about tools, the model's type may.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from octavo.errors import ConfigError
 from octavo.server.parsers.answer import Opening
@@ -20,8 +22,8 @@ from octavo.server.parsers.markup_calls import Markup
 class ToolFormat:
     """How the calls of some models look.
 
-    `written` is a call with all its marks: of `f` with a=1, or with NAME and ARGUMENTS (JSON) in their places. With the
-    latter the format can be explained to models whose chat template does not.
+    `written` is a call with all its marks: of `f` with a=1, or with placeholders, NAME and either ARGUMENTS (a JSON
+    object) or KEYWORDS (Python's). With those the format can be explained to models whose chat template does not.
     """
 
     names: tuple[str, ...]
@@ -39,13 +41,24 @@ class ToolFormat:
     @property
     def example(self) -> str:
         """A call of `f` with a=1."""
-        return self.written.replace("NAME", "f").replace("ARGUMENTS", '{"a": 1}')
+        return self.write("f", {"a": 1}) or self.written
 
-    def write(self, name: str, arguments: str) -> str | None:
-        """A call as the model would write it; None when that takes more than putting names and JSON in places."""
-        if "ARGUMENTS" not in self.written:
+    @property
+    def can_be_written(self) -> bool:
+        """Whether putting names and arguments in places makes a call."""
+        return "NAME" in self.written
+
+    def write(self, name: str, arguments: Mapping[str, Any]) -> str | None:
+        """A call as the model would write it, if it can be written."""
+        if not self.can_be_written:
             return None
-        return self.written.replace("NAME", name, 1).replace("ARGUMENTS", arguments, 1)
+        if "KEYWORDS" in self.written:
+            before, _, after = self.written.partition("KEYWORDS")
+            text = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+        else:
+            before, _, after = self.written.partition("ARGUMENTS")
+            text = json.dumps(arguments, ensure_ascii=False)
+        return before.replace("NAME", name, 1) + text + after
 
     @property
     def trigger(self) -> str | None:
@@ -353,7 +366,7 @@ TOOL_FORMATS = (
     ToolFormat(
         ("lfm2",),
         "LFM2",
-        "<|tool_call_start|>[f(a=1)]<|tool_call_end|>",
+        "<|tool_call_start|>[NAME(KEYWORDS)]<|tool_call_end|>",
         {"<|tool_call_start|>": Opening(literal_calls(read_python_call, "<|tool_call_end|>"))},
         words=("<|tool_call_start|>",),
         model_types=("lfm2", "lfm2_moe"),
@@ -361,7 +374,7 @@ TOOL_FORMATS = (
     ToolFormat(
         ("olmo3",),
         "OLMo 3",
-        "<function_calls>f(a=1)</function_calls>",
+        "<function_calls>NAME(KEYWORDS)</function_calls>",
         {"<function_calls>": Opening(literal_calls(read_python_call, "</function_calls>"))},
         words=("<function_calls>",),
         model_types=("olmo3",),
@@ -443,7 +456,7 @@ TOOL_FORMATS = (
     ToolFormat(
         ("llama4_pythonic",),
         "Llama 4",
-        "<|python_start|>[f(a=1)]<|python_end|>",
+        "<|python_start|>[NAME(KEYWORDS)]<|python_end|>",
         {"<|python_start|>": Opening(literal_calls(read_python_call, "<|python_end|>"))},
         bare={"[": _PYTHON_LIST},
         words=("<|python_start|>",),
@@ -452,7 +465,7 @@ TOOL_FORMATS = (
     ToolFormat(
         ("pythonic",),
         "Llama 3.2, ToolACE",
-        "[f(a=1)]",
+        "[NAME(KEYWORDS)]",
         bare={"[": _PYTHON_LIST},
         words=("[func_name1(",),
     ),

@@ -4,6 +4,7 @@ Where such a template would leave them out, calls of earlier turns become the te
 become turns of the user.
 """
 
+import contextlib
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -16,11 +17,15 @@ _EXPLANATION = """You can call tools. They are, as JSON, each with its name, its
 
 {tools}
 
-To call one, write this, with its name for NAME and a JSON object of its arguments for ARGUMENTS:
+To call one, write this, with its name for NAME and {arguments}:
 
 {call}
 
 Call a tool when it helps to answer; its result comes with the next message. Else answer in words."""
+_ARGUMENTS = {
+    "ARGUMENTS": "a JSON object of its arguments for ARGUMENTS",
+    "KEYWORDS": "its arguments for KEYWORDS, as in Python (key='text', other=1)",
+}
 
 
 def explain_tools(
@@ -36,15 +41,15 @@ def explain_tools(
         told = [_with_result_of_user(message, names) for message in told]
     if not tools:
         return told
-    call = row.write("NAME", "ARGUMENTS")
-    if call is None:
+    if not row.can_be_written:
         raise ClientError(
             f"the model's chat template says nothing about tools, and the format {row.names[0]} is known to templates "
             "only; start the server with a --chat-template that does.",
             param="tools",
         )
     functions = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
-    explanation = _EXPLANATION.format(tools=functions, call=call)
+    (arguments,) = (words for placeholder, words in _ARGUMENTS.items() if placeholder in row.written)
+    explanation = _EXPLANATION.format(tools=functions, arguments=arguments, call=row.written)
     first = told[0] if told else None
     if (
         isinstance(first, dict)
@@ -90,10 +95,12 @@ def _with_result_of_user(message: Any, names: dict[str, str]) -> Any:
 
 
 def _write(row: ToolFormat, function: dict[str, Any]) -> str:
-    arguments = function.get("arguments") or "{}"
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    name = str(function.get("name"))
-    return row.write(name, text) or json.dumps({"name": name, "arguments": text}, ensure_ascii=False)
+    name, arguments = str(function.get("name")), function.get("arguments") or {}
+    if isinstance(arguments, str):
+        with contextlib.suppress(ValueError, RecursionError):  # what a model wrote need not be JSON
+            arguments = json.loads(arguments)
+    written = row.write(name, arguments) if isinstance(arguments, dict) else None
+    return written or json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
 
 
 def _before(line: str, content: Any) -> Any:

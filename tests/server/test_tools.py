@@ -273,6 +273,17 @@ async def test_a_template_that_knows_no_tools() -> None:
     assert second.startswith("<s>You can call tools.") and second.endswith("<u>Hi")
 
 
+async def test_a_format_in_python_is_explained_in_python() -> None:
+    engine = engine_saying("[get_weather(city='Oslo'), ping()]", "{% for m in messages %}{{ m.content }}{% endfor %}")
+    call = {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'}}
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": [call]}]
+    async with client_of(engine, tool_call_parser="pythonic") as client:
+        choice = (await client.post(PATH, json=tools_body(messages=messages))).json()["choices"][0]
+    assert [c["function"]["name"] for c in choice["message"]["tool_calls"]] == ["get_weather", "ping"]
+    prompt = make_tokenizer().decode(engine.prompts[0])
+    assert "[NAME(KEYWORDS)]" in prompt and prompt.endswith("Hi[get_weather(city='Oslo')]")
+
+
 async def test_a_format_that_cannot_be_explained() -> None:
     engine = engine_saying("x", "{% for m in messages %}{{ m.content }}{% endfor %}")
     async with client_of(engine, tool_call_parser="glm45") as client:

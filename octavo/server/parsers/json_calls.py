@@ -26,7 +26,7 @@ _SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+
 
 
 def copy_string(reader: Reader, emit: Emit, limit: int | None = None) -> Parse[None]:
-    """Copy a JSON string, quotes included. More than `limit` characters (and as many escapes) are an error."""
+    """Copy a JSON string, quotes included. More than `limit` characters, an escape being one, are an error."""
     yield from reader.expect('"')
     emit('"')
     size = 0
@@ -42,9 +42,11 @@ def copy_string(reader: Reader, emit: Emit, limit: int | None = None) -> Parse[N
             return
         if character == "\\":
             yield from _copy_escape(reader, emit)
+            size += 1
         elif character < " ":
             reader.at += 1
             emit(json.dumps(character)[1:-1])
+            size += 1
 
 
 def _copy_escape(reader: Reader, emit: Emit) -> Parse[None]:
