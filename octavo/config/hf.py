@@ -20,6 +20,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "num_hidden_layers": ("n_layer", "num_layers", "n_layers"),
     "num_attention_heads": ("n_head", "num_heads", "n_heads"),
     "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length"),
+    "num_key_value_heads": ("num_kv_heads",),
     "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
     "num_experts_per_tok": ("moe_topk", "moe_k"),
     "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
@@ -106,6 +107,9 @@ class HFConfig:
 
     @property
     def num_kv_heads(self) -> int:
+        shares_one = self.get("multi_query", self.model_type == "falcon")  # GPT-BigCode and the first Falcons
+        if shares_one and not self.get("new_decoder_architecture"):
+            return 1
         return int(self.get("num_key_value_heads", self.num_heads))
 
     @property

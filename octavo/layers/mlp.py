@@ -1,10 +1,11 @@
-"""The gated feed-forward network of Llama-like models."""
+"""The feed-forward networks of decoders."""
 
 import torch
 from torch import nn
 
 from octavo.layers.linear import Linear, RowLinear
 from octavo.layers.norm import RMSNorm
+from octavo.ops.activation import GATES
 
 # Names in checkpoints' `hidden_act` and the gate of `ops.activation` they mean.
 GATED_ACTIVATIONS = {
@@ -33,3 +34,16 @@ class GatedMLP(nn.Module):
         scale: float = 1.0,
     ) -> torch.Tensor:
         return self.down_proj(self.gate_up_proj(x, norm, self.activation), residual=residual, scale=scale)
+
+
+class MLP(nn.Module):
+    """down(act(up(x))); `activation` names a gate of `ops.activation`."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, activation: str, bias: bool = False):
+        super().__init__()
+        self.up_proj = Linear(hidden_size, intermediate_size, bias)
+        self.down_proj = RowLinear(intermediate_size, hidden_size, bias)
+        self.activation = GATES[activation]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self.activation(self.up_proj(x)))

@@ -20,6 +20,11 @@ NATIVE: dict[str, tuple[str, str]] = {
     "GlmForCausalLM": ("glm", "GlmForCausalLM"),
     "Glm4ForCausalLM": ("glm", "Glm4ForCausalLM"),
     "Qwen3ForCausalLM": ("qwen3", "Qwen3ForCausalLM"),
+    "BloomForCausalLM": ("layernorm", "BloomForCausalLM"),
+    "FalconForCausalLM": ("layernorm", "FalconForCausalLM"),
+    "MptForCausalLM": ("layernorm", "MptForCausalLM"),
+    "StableLmForCausalLM": ("layernorm", "StableLmForCausalLM"),
+    "Starcoder2ForCausalLM": ("layernorm", "Starcoder2ForCausalLM"),
     "Qwen2MoeForCausalLM": ("qwen_moe", "Qwen2MoeForCausalLM"),
     "Qwen3MoeForCausalLM": ("qwen_moe", "Qwen3MoeForCausalLM"),
     "MixtralForCausalLM": ("mixtral", "MixtralForCausalLM"),
@@ -33,11 +38,27 @@ NATIVE: dict[str, tuple[str, str]] = {
     "DeepseekV3ForCausalLM": ("deepseek", "DeepseekV3ForCausalLM"),
 }
 
+# Encoders, likewise. What is neither here nor above makes vectors and classes through transformers' own modules.
+ENCODERS: dict[str, tuple[str, str]] = {
+    **{
+        f"{family}{kind}": ("bert", "BertEncoder")
+        for family in ("Bert", "Roberta", "XLMRoberta", "Camembert", "Electra", "DistilBert", "MPNet")
+        for kind in ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+    },
+    "BertForPreTraining": ("bert", "BertEncoder"),
+    "ElectraForPreTraining": ("bert", "BertEncoder"),
+    "HF_ColBERT": ("bert", "BertEncoder"),
+    **{
+        f"ModernBert{kind}": ("modernbert", "ModernBertEncoder")
+        for kind in ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+    },
+}
+
 
 def model_class(architecture: str, model_impl: str) -> type[Any]:
     """The class for an architecture under `model_impl` ("octavo" or "transformers")."""
     if model_impl == "transformers":
         module, name = "transformers_backend", "TransformersForCausalLM"
     else:
-        module, name = NATIVE[architecture]
+        module, name = NATIVE.get(architecture) or ENCODERS[architecture]
     return getattr(importlib.import_module(f"octavo.models.{module}"), name)

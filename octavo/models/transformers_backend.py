@@ -52,6 +52,7 @@ class TransformersForCausalLM(CausalLM):
         self.row_states: Any = nn.ModuleList(states)
         self.hf_model: Any = None
         self.decoder_options: dict[str, Any] = {"use_cache": False}
+        self.first_position = 0
 
     def load_checkpoint(
         self,
@@ -94,6 +95,7 @@ class TransformersForCausalLM(CausalLM):
                 module = self.decoder.get_submodule(layer.path)
                 hidden_size = self.hf_config.get_text_config().hidden_size
                 module.forward = RequestwiseForward(module, layer, state, self.decoder_options["cache"], hidden_size)
+        self.first_position = _first_position(self.decoder)
         self.head = _Given(self.decoder)
         setattr(self.hf_model, self.hf_model.base_model_prefix, self.head)
         return f"transformers backend: {swapped}, {time.perf_counter() - started:.1f} s"
@@ -107,7 +109,7 @@ class TransformersForCausalLM(CausalLM):
             out = self.decoder(
                 input_ids=ids,
                 inputs_embeds=embeds,
-                position_ids=positions[None],
+                position_ids=positions[None] + self.first_position,
                 return_dict=True,
                 **self.decoder_options,
             )
@@ -177,6 +179,14 @@ def _decoder(model: Any) -> Any:
     decoder = getattr(model, model.base_model_prefix)
     decoder.warn_if_padding_and_no_attention_mask = lambda *args, **kwargs: None
     return decoder
+
+
+def _first_position(decoder: nn.Module) -> int:
+    """The number of the first token: RoBERTa and its likes count from behind the padding token's id."""
+    for module in decoder.modules():
+        if hasattr(module, "create_position_ids_from_input_ids"):
+            return int(module.padding_idx) + 1  # type: ignore[arg-type]
+    return 0
 
 
 def _transformers_config(cfg: HFConfig) -> Any:

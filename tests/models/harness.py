@@ -1,10 +1,12 @@
 """Runs a model the way the worker does — paged cache, ragged batches — and compares it with transformers in float32."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 
+from octavo import LLM, SamplingParams
 from octavo.config.engine import LoadConfig
 from octavo.config.hf import HFConfig
 from octavo.context import GroupMetadata, StepContext, set_step_context
@@ -14,32 +16,18 @@ from octavo.layers.linear import UnquantizedMethod
 from octavo.layers.ssm.state import row_states
 from octavo.loader import load_model
 from octavo.models.registry import NATIVE, model_class
+from tests.models.tiny import VOCAB, tiny_config
 
-SIZES = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 BLOCK_SIZE = 16
+LOGPROB_TOLERANCE = 1e-3
 
 
-def random_checkpoint(model_type: str, changes: dict, folder: Path) -> torch.nn.Module:
+def random_checkpoint(model_type: str, changes: dict[str, Any], folder: Path) -> torch.nn.Module:
     """A tiny checkpoint of an architecture, saved to `folder`; returns transformers' model, the oracle.
 
     Weights are drawn wide and norms away from one, so that a wrong scale, bias or order shows in the logits.
     """
-    return random_checkpoint_of(transformers.CONFIG_MAPPING[model_type](**{**SIZES, **changes}), folder)
-
-
-def random_checkpoint_of(config, folder: Path) -> torch.nn.Module:
-    """The same for a whole configuration."""
+    config = tiny_config(model_type, changes)
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     for name, parameter in model.named_parameters():
@@ -124,34 +112,61 @@ class PagedRun:
 
 @torch.inference_mode()
 def check_against_transformers(folder: Path, oracle: torch.nn.Module, model_impl: str | None = None) -> None:
-    """Whole prefill, chunks, and step by step beside a neighbour must give the oracle's logits."""
+    """Whole prefill, chunks, and step by step beside a neighbour must give the oracle's log probabilities."""
     model = load_octavo(folder, model_impl)
     rng = torch.Generator().manual_seed(2)
-    ids = torch.randint(3, SIZES["vocab_size"], (60,), generator=rng)
-    other = torch.randint(3, SIZES["vocab_size"], (60,), generator=rng)
-    want, want_other = (oracle(x[None]).logits[0] for x in (ids, other))
-    spread = float(want.std())
+    ids, other = (torch.randint(3, VOCAB, (60,), generator=rng) for _ in range(2))
+    want, want_other = (oracle(x[None]).logits[0].log_softmax(-1) for x in (ids, other))
 
     def close(got: torch.Tensor, expected: torch.Tensor) -> None:
-        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4 * spread)
+        torch.testing.assert_close(got.log_softmax(-1), expected, rtol=0, atol=LOGPROB_TOLERANCE)
 
     close(PagedRun(model, 1, 60).step({0: ids})[0], want)
 
     run = PagedRun(model, 2, 60)
     got, got_other = [], []
-    for first, last, other_first, other_last in ((0, 23, 0, 0), (23, 37, 0, 11), (37, 38, 11, 12), (38, 39, 12, 50)):
+    steps = [(0, 23, 0, 0), (23, 37, 0, 11), (37, 38, 11, 12), (38, 39, 12, 50)]
+    steps += [(i, i + 1, i + 11, min(i + 12, 60)) for i in range(39, 60)]
+    for first, last, other_first, other_last in steps:
         chunks = {0: ids[first:last]}
         if other_last > other_first:
             chunks[1] = other[other_first:other_last]
         out = run.step(chunks)
         got.append(out[0])
         got_other += [out[1]] if 1 in out else []
-    for position in range(39, 60):
-        chunks = {0: ids[position : position + 1]}
-        if position + 11 < 60:
-            chunks[1] = other[position + 11 : position + 12]
-        out = run.step(chunks)
-        got.append(out[0])
-        got_other += [out[1]] if 1 in out else []
     close(torch.cat(got), want)
-    close(torch.cat(got_other), want_other[: len(torch.cat(got_other))])
+    close(torch.cat(got_other), want_other)
+
+
+def check_engine(folder: Path, oracle: torch.nn.Module, model_impl: str = "auto") -> list[int]:
+    """Greedy answers of 32 tokens to five prompts, cut into chunks and batched, must be the oracle's, and so must the answers
+    to the same prompts again; returns how many tokens of each prompt came from the prefix cache then."""
+    rng = torch.Generator().manual_seed(3)
+    prompts = [torch.randint(3, VOCAB, (n,), generator=rng).tolist() for n in (50, 9, 33, 20, 1)]
+    greedy = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True, logprobs=0, detokenize=False)
+    settings = {"max_model_len": 96, "max_num_seqs": 4, "max_num_batched_tokens": 24, "block_size": BLOCK_SIZE}
+    with LLM(
+        str(folder),
+        dtype="float32",
+        model_impl=model_impl,
+        skip_tokenizer_init=True,
+        kv_cache_memory_bytes=2**22,
+        **settings,
+    ) as llm:
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        for _ in range(2):
+            outputs = llm.generate(inputs, greedy, use_tqdm=False)
+            for prompt, output in zip(prompts, outputs, strict=True):
+                _check_answer(oracle, prompt, output.outputs[0])
+    return [output.num_cached_tokens for output in outputs]
+
+
+@torch.inference_mode()
+def _check_answer(oracle: torch.nn.Module, prompt: list[int], answer: Any) -> None:
+    """Every token is the oracle's choice after ours up to it, so by induction the whole answer is the oracle's."""
+    ids = list(answer.token_ids)
+    scores = oracle(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    assert scores.argmax(-1).tolist() == ids
+    got = torch.tensor([entries[i].logprob for entries, i in zip(answer.logprobs, ids, strict=True)])
+    want = scores.gather(1, torch.tensor(ids)[:, None])[:, 0]
+    torch.testing.assert_close(got, want, rtol=0, atol=LOGPROB_TOLERANCE)

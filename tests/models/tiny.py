@@ -51,8 +51,9 @@ def tiny_config(model_type: str, changes: dict[str, Any]) -> Any:
     cls = transformers.CONFIG_MAPPING[model_type]
     known = cls().to_dict()
     sizes = {name: size for name, size in SIZES.items() if name in known}
-    if "kv_lora_rank" in known:  # latent attention: a key for every head
+    if "kv_lora_rank" in known:  # latent attention: a key for every head, and widths of its own
         sizes["num_key_value_heads"] = HEADS
+        sizes.pop("head_dim", None)
     if "is_decoder" in known:
         sizes["is_decoder"] = True
     return cls(**{**sizes, **changes})
