@@ -207,7 +207,7 @@ class Watch:
 
 
 async def run(args: argparse.Namespace) -> int:
-    async with running_server(args.url, args.model, SERVER_OPTIONS if args.model is None else ()) as server:
+    async with running_server(args.url, args.model, SERVER_OPTIONS) as server:
         _, models = await server.get("/v1/models")
         card = json.loads(models)["data"][0]
         mix, watch = Mix(server, card["id"], card["max_model_len"], args.seed), Watch(server)
@@ -217,7 +217,7 @@ async def run(args: argparse.Namespace) -> int:
         await asyncio.gather(*(mix.client(until) for _ in range(args.concurrency)))
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
-        await check_end(server, mix, watch, before, tasks, files, must_preempt=args.url is None and args.model is None)
+        await check_end(server, mix, watch, before, tasks, files, must_preempt=args.url is None and args.duration >= 60)
     print(f"{len(mix.broken)} promises broken")
     return 1 if mix.broken else 0
 
