@@ -221,6 +221,16 @@ static const float* gather_rows(const Cache& c, const int32_t* table, int64_t wh
     return buffer;
 }
 
+// Fetch ahead what gather_rows will read: a decode comes by each key once, in rows too short for the hardware to see coming.
+template <typename T>
+static void prefetch_rows(const Cache& c, const int32_t* table, int64_t which, int64_t kv_head, int64_t start,
+                          int64_t count) {
+    for (int64_t at = start; at < start + count; at++) {
+        const char* row = (const char*)cache_row<T>(c, table[at / c.block_size], which, at % c.block_size, kv_head);
+        for (int64_t byte = 0; byte < c.head_dim * int64_t(sizeof(T)); byte += 64) __builtin_prefetch(row + byte);
+    }
+}
+
 // scores[i] = query · row i, for WIDTH vectors of head dimension at a time.
 template <int WIDTH>
 static void score_rows(const float* query, const float* rows, int64_t stride, int64_t count, int64_t dim, float* scores) {
@@ -273,6 +283,7 @@ static void attend_one(const AttentionArgs& a, int64_t request, int64_t token, i
     for (int64_t start = from; start < to; start += DECODE_CHUNK) {
         const int64_t count = std::min(DECODE_CHUNK, to - start);
         int64_t stride;
+        prefetch_rows<T>(c, table, 1, kv_head, start, count);
         const float* keys = gather_rows<T>(c, table, 0, kv_head, start, count, buffer, stride);
         for (int64_t g = 0; g < group; g++) {
             score(q + g * dim, keys, stride, count, dim, scores[g]);
@@ -280,6 +291,8 @@ static void attend_one(const AttentionArgs& a, int64_t request, int64_t token, i
                 scores[g][i] = bias_score(a, kv_head * group + g, scores[g][i] * a.scale, start + i, query_pos);
             update_softmax(scores[g], count, states[g], values + g * dim, dim);
         }
+        if (start + count < to)
+            prefetch_rows<T>(c, table, 0, kv_head, start + count, std::min(DECODE_CHUNK, to - start - count));
         const float* rows = gather_rows<T>(c, table, 1, kv_head, start, count, buffer, stride);
         for (int64_t g = 0; g < group; g++) add(scores[g], rows, stride, count, dim, values + g * dim);
     }
