@@ -34,6 +34,7 @@ from octavo.server.app import build_app
 from octavo.server.engine_client import EngineClient
 from octavo.server.http_protocol import http_protocol
 from octavo.server.keys import api_keys
+from octavo.server.output_formats import named_formats
 
 if TYPE_CHECKING:
     from octavo.server.grpc.listener import GrpcServer
@@ -57,6 +58,7 @@ def run_server(engine_args: EngineArgs, args: ServerArgs, started: float | None 
     _check_tls(args)
     if args.grpc:
         _check_grpc(args)
+    named_formats(args)  # a wrong name must not cost a model load
     with bound_socket(args) as listener, _sigterm_interrupts():
         try:
             engine = AsyncLLM.from_engine_args(engine_args)

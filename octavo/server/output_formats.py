@@ -8,6 +8,7 @@ reasoning ends, and what a forced call must look like.
 import runpy
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -102,17 +103,11 @@ class OutputFormats:
     def __init__(self, args: ServerArgs, model: ModelConfig, tokenizer: Tokenizer | None):
         self._tokenizer = tokenizer
         tool_rows, reasoning_rows = _known_rows(args.tool_parser_plugin)
+        tools, reasoning = named_formats(args)
         templates = "" if tokenizer is None else "\n".join(tokenizer.info.chat_templates.values())
-        self.tools = _choose(
-            "tool calls",
-            find_tool_format(args.tool_call_parser, tool_rows) if args.tool_call_parser else None,
-            detect_tool_format(templates, model.hf_config.get("model_type"), tool_rows),
-        )
-        self.reasoning = _choose(
-            "reasoning",
-            find_reasoning_format(args.reasoning_parser, reasoning_rows) if args.reasoning_parser else None,
-            detect_reasoning_format(templates, reasoning_rows),
-        )
+        model_type = model.hf_config.get("model_type")
+        self.tools = _choose("tool calls", tools, detect_tool_format(templates, model_type, tool_rows))
+        self.reasoning = _choose("reasoning", reasoning, detect_reasoning_format(templates, reasoning_rows))
         if args.enable_auto_tool_choice and self.tools is None:
             raise ConfigError(
                 "enable_auto_tool_choice needs to know how the model writes tool calls, which neither its chat template "
@@ -249,6 +244,16 @@ def make_formats(engine: EngineClient, args: ServerArgs) -> OutputFormats:
     return OutputFormats(args, engine.config.model, tokenizer)
 
 
+def named_formats(args: ServerArgs) -> tuple[ToolFormat | None, ReasoningFormat | None]:
+    """The formats that options name; ConfigError for one that is not known."""
+    tool_rows, reasoning_rows = _known_rows(args.tool_parser_plugin)
+    return (
+        find_tool_format(args.tool_call_parser, tool_rows) if args.tool_call_parser else None,
+        find_reasoning_format(args.reasoning_parser, reasoning_rows) if args.reasoning_parser else None,
+    )
+
+
+@cache
 def _known_rows(plugin: str | None) -> tuple[list[ToolFormat], list[ReasoningFormat]]:
     """The rows of plugins, which come first, and our own."""
     found: list[Any] = [row for rows in plugins.load(plugins.OUTPUT_FORMATS).values() for row in rows]
