@@ -53,13 +53,14 @@ class HarmonyMachine(AnswerMachine):
         if header is None:
             return ""
         recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
+        is_analysis = channel is not None and channel[1] == "analysis"
         text = self._content
-        if recipient is not None:
+        if recipient is not None and (recipient[1] in self._plan.tools or not is_analysis):
             yield from self._read_calls(Opening(named_call(recipient[1]), "<|call|>"))
         else:
             reader.release()
-            self.in_reasoning = channel is not None and channel[1] == "analysis"
-            text = self._reasoning if self.in_reasoning else self._content
+            self.in_reasoning = is_analysis
+            text = self._reasoning if is_analysis else self._content
             text.mark("\n")
         mark = yield from reader.until(_ENDS, text.add)
         text.mark()

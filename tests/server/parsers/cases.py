@@ -153,6 +153,7 @@ THINKING = [
     Case(f"[THINK]why[/THINK]Well.[TOOL_CALLS]get_weather[ARGS]{CITY_JSON}", "Well.", "why", TWO[:1], tools="mistral", thinks="mistral"),
     Case("<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b<|end|><|start|>assistant<|channel|>final<|message|>c ", "c ", "a\nb", thinks="openai_gptoss"),
     Case("<|channel|>analysis<|mess", "", "", thinks="openai_gptoss", reason="length"),
+    Case("<|channel|>analysis to=browser.open code<|message|>{}<|call|>", "", "{}", thinks="openai_gptoss"),
     Case("Here", "Here", thinks="granite"),
     Case("Well <|cha", "Well ", thinks="openai_gptoss", reason="length"),
 ]  # fmt: skip
