@@ -100,10 +100,12 @@ class CpuPrograms:
         return count
 
     @torch.inference_mode()
-    def replay(self, size: int) -> DecodeOutput:
-        """Run one decode step."""
+    def replay(self, size: int, wants_tokens: bool = True) -> DecodeOutput:
+        """Run one decode step. Without `wants_tokens` its tokens mean nothing, and only the logits are to be used."""
         self._decode.run(size)
         output = DecodeOutput(*(view(size) for view in self._decoded))
+        if not wants_tokens:
+            return output
         if not self._runner.sampler.all_greedy:
             return self._runner.sample_decoded(output.logits, size)
         # Copies: with two steps in flight these are read after the next step has run.

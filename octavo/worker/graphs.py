@@ -77,8 +77,8 @@ class DecodeGraphs:
         torch.cuda.synchronize()
         logger.info("captured %d decode graphs in %.1f s", len(self.sizes), time.perf_counter() - started)
 
-    def replay(self, size: int) -> DecodeOutput:
-        """Run one step."""
+    def replay(self, size: int, wants_tokens: bool = True) -> DecodeOutput:
+        """Run one step. Sampling is part of the graph, so it is done whether or not its tokens are wanted."""
         graph, output = self._graphs[size]
         graph.replay()
         return output

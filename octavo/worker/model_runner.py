@@ -101,7 +101,7 @@ class ModelRunner:
             return handle
         is_decode = step.total_num_scheduled_tokens == num and all(step.samples)
         if is_decode and self.graphs is not None and num <= self.graphs.max_size:
-            forward = self._decode_by_graph(step.rows)
+            forward = self._decode_by_graph(step.rows, not step.awaits_masks and self.sampler.is_plain(step.rows))
         else:
             forward = self._mixed(step)
         if step.awaits_masks:
@@ -144,14 +144,15 @@ class ModelRunner:
         if step.new_blocks:
             self.rows.add_blocks(step.new_blocks)
 
-    def _decode_by_graph(self, rows: list[int]) -> _Forward:
+    def _decode_by_graph(self, rows: list[int], is_plain: bool) -> _Forward:
+        """`is_plain`: what the graph samples is what the rows ask for."""
         assert self.graphs is not None
         size = self.graphs.size_for(len(rows))
         self.batch.prepare_decode_rows(rows, size)
         self.sampler.flush()
-        logits, token_ids, is_bad = self.graphs.replay(size)
+        logits, token_ids, is_bad = self.graphs.replay(size, wants_tokens=is_plain)
         num = len(rows)
-        plain = SamplerOutput(token_ids[:num], is_bad[:num])
+        plain = SamplerOutput(token_ids[:num], is_bad[:num]) if is_plain else None
         return _Forward(logits[:num], rows, self.batch.decode_rows[:num], self.batch.seq_lens[:num], plain)
 
     def decode_step(self, num: int, all_greedy: bool = False) -> DecodeOutput:
@@ -196,7 +197,7 @@ class ModelRunner:
         logits, rows, seq_lens = forward.logits, forward.rows, forward.seq_lens
         if logits is None:
             return None
-        if masks is None and forward.plain is not None and self.sampler.is_plain(forward.rows_cpu):
+        if forward.plain is not None:
             return forward.plain
         # What a graph has sampled without the rows' extras is done again with them and overwritten.
         state = self.rows
