@@ -113,6 +113,9 @@ class ServerArgs:
     enable_prompt_tokens_details: bool = option(
         False, "Say in usage how many prompt tokens came from the cache.", group=_REPLIES
     )
+    sse_keep_alive_interval: float = option(
+        0.0, "Seconds of silence after which a stream says that it is alive; 0: never.", group=_REPLIES, low=0
+    )
     responses_store_bytes: int = option(
         0,
         "Most bytes of responses of /v1/responses kept in memory, for previous_response_id, background and retrieval; "

@@ -10,8 +10,8 @@ from typing import Any
 # (reason and what to do, names)
 _REFUSED: tuple[tuple[str, str], ...] = (
     (
-        "only text generation is served; embedding, scoring and classification models are not",
-        "runner convert pooler_config model_class_overrides",
+        "the class of a model follows from its architecture; use hf_overrides to change that",
+        "model_class_overrides",
     ),
     (
         "the configuration is read from the model's config.json; use hf_overrides to change it",
@@ -183,10 +183,6 @@ _REFUSED: tuple[tuple[str, str], ...] = (
     (
         "this route is not served",
         "enable_tokenizer_info_endpoint enable_offline_docs",
-    ),
-    (
-        "the server sends no keep-alive comments; raise the proxy's idle timeout",
-        "sse_keep_alive_interval",
     ),
     (
         "the server's name for its settings is fixed",

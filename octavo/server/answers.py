@@ -53,22 +53,32 @@ class Json:
 
 @dataclass(frozen=True, slots=True)
 class StreamStyle:
-    """How one API's streams end."""
+    """How one API's streams end, and what they say while there is nothing to say."""
 
     fail: Callable[[BaseException], bytes]  # the event that tells an error
     end: bytes  # what follows the last event
+    keep_alive: bytes = b": keep-alive\n\n"  # a comment, which readers skip
 
 
 OPENAI_STREAM = StreamStyle(lambda error: sse(describe(error).body), DONE)
 
 
 class EventStream:
-    """Server-sent events from a generator of frames; an error on the way becomes the last event."""
+    """Server-sent events from a generator of frames; an error on the way becomes the last event.
 
-    def __init__(self, frames: AsyncGenerator[bytes, None], activity: Activity, style: StreamStyle = OPENAI_STREAM):
-        self.frames = frames
+    With `keep_alive_interval` a stream that has been silent for so many seconds says that it is alive.
+    """
+
+    def __init__(
+        self,
+        frames: AsyncGenerator[bytes, None],
+        activity: Activity,
+        style: StreamStyle = OPENAI_STREAM,
+        keep_alive_interval: float = 0.0,
+    ):
         self.activity = activity
         self.style = style
+        self.frames = frames if not keep_alive_interval else _kept_alive(frames, style.keep_alive, keep_alive_interval)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": _EVENT_STREAM_HEADERS})
@@ -90,6 +100,26 @@ class EventStream:
         await send({"type": "http.response.body", "body": frame, "more_body": True})
 
 
+async def _kept_alive(
+    frames: AsyncGenerator[bytes, None], keep_alive: bytes, interval: float
+) -> AsyncGenerator[bytes, None]:
+    """The frames, with `keep_alive` wherever none comes for `interval` seconds."""
+    async with aclosing(frames):
+        while True:
+            waiting = asyncio.ensure_future(anext(frames, None))
+            try:
+                while not (await asyncio.wait({waiting}, timeout=interval))[0]:
+                    yield keep_alive
+            except BaseException:
+                waiting.cancel()
+                await asyncio.gather(waiting, return_exceptions=True)  # frames are closed once nobody reads them
+                raise
+            frame = await waiting
+            if frame is None:
+                return
+            yield frame
+
+
 async def run_while_connected(receive: Receive, activity: Activity, work: Coroutine[Any, Any, T]) -> T:
     """Await `work`; cancel it when the client hangs up (ClientGoneError) or the server stops (ShuttingDownError).
 
@@ -100,10 +130,10 @@ async def run_while_connected(receive: Receive, activity: Activity, work: Corout
     stopping = asyncio.ensure_future(activity.stopping.wait())
     try:
         await asyncio.wait({task, gone, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if gone.done():  # also when there is a result: nobody would say a second time that there is nobody
+            raise ClientGoneError
         if task.done():
             return task.result()
-        if gone.done():
-            raise ClientGoneError
         raise ShuttingDownError("the server is shutting down; send the request again later.")
     finally:
         for waiter in (task, gone, stopping):

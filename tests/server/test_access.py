@@ -18,9 +18,14 @@ KEY = {"authorization": "Bearer secret"}
 async def test_every_route_but_the_public_ones_needs_the_key(root_path):
     """FC-170: the route table is walked, so a new route cannot be forgotten."""
     app = make_app(
-        api_key=["other", "secret"], enable_server_load_tracking=True, enable_admin_routes=True, root_path=root_path
+        api_key=["other", "secret"],
+        enable_server_load_tracking=True,
+        enable_admin_routes=True,
+        enable_scale_out=True,
+        responses_store_bytes=1 << 20,
+        root_path=root_path,
     )
-    paths = {route.path.replace("{name:path}", "tiny") for route in app.routes}
+    paths = {route.path.replace("{name:path}", "tiny").replace("{response_id}", "resp_1") for route in app.routes}
     assert len(paths) > 10
     wrong = ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}, {"authorization": "Basic secret"})
     async with client_of(app=app) as client:

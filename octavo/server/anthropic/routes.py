@@ -5,11 +5,11 @@ from typing import TypeVar
 from starlette.requests import Request
 from starlette.routing import Route
 
-from octavo.server.answers import EventStream, Json, StreamStyle
+from octavo.server.answers import EventStream, Json, StreamStyle, sse
 from octavo.server.anthropic.answer import MessagesAnswer
 from octavo.server.anthropic.conversation import NOT_SUPPORTED, chat_fields
 from octavo.server.anthropic.errors import PREFIX, encode_problem
-from octavo.server.anthropic.protocol import CountTokensRequest, MessagesRequest, TokenCount
+from octavo.server.anthropic.protocol import CountTokensRequest, MessagesRequest, Ping, TokenCount
 from octavo.server.context import ServerContext
 from octavo.server.errors import describe
 from octavo.server.json_body import convert, read_object
@@ -20,7 +20,9 @@ from octavo.server.openai.serving import send_answer, start_chat
 Body = TypeVar("Body", bound=CountTokensRequest)
 
 _STREAM = StreamStyle(
-    fail=lambda error: b"event: error\ndata: " + encode_problem(describe(error), PREFIX) + b"\n\n", end=b""
+    fail=lambda error: b"event: error\ndata: " + encode_problem(describe(error), PREFIX) + b"\n\n",
+    end=b"",
+    keep_alive=sse(Ping(), "ping"),
 )
 
 

@@ -4,6 +4,7 @@ The Anthropic and Responses routes bring their bodies into the form of a chat co
 conversation means the same prompt and the same parameters whichever API it came by.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
@@ -75,32 +76,38 @@ async def send_answer(
     request: Request, generation: Generation, answer: Answer, *, stream: bool, style: StreamStyle = OPENAI_STREAM
 ) -> EventStream | Json:
     """Stream the updates or fold them, and give up when the client does."""
-    activity = request.app.context.activity
-    updates = generation.updates()
+    server: ServerContext = request.app.context
+    updates, interval = generation.updates(), server.args.sse_keep_alive_interval
     if not stream:
-        return Json(await run_while_connected(request.receive, activity, answer.whole(updates)))
-    updates = await run_while_connected(request.receive, activity, _primed(updates))
-    return EventStream(answer.chunks(updates), activity, style)
+        return Json(await run_while_connected(request.receive, server.activity, answer.whole(updates)))
+    try:
+        primed = await run_while_connected(request.receive, server.activity, _primed(updates, interval))
+    except BaseException:
+        await updates.aclose()  # the first update may have come at the same moment
+        raise
+    return EventStream(answer.chunks(primed), server.activity, style, interval)
 
 
-async def _primed(updates: Updates) -> Updates:
+async def _primed(updates: Updates, patience: float) -> Updates:
     """Wait for the first update, so that a mistake only the engine sees still gets its own status.
 
-    A fault of ours is left to the stream: it becomes an event there, as it would one token later.
+    A fault of ours is left to the stream: it becomes an event there, as it would one token later. So does everything
+    once `patience` seconds (0: for ever) have passed, and the stream begins with signs of life.
     """
-    failure: ServerError | None = None
-    first: ChoiceUpdate | None = None
+    first = asyncio.ensure_future(anext(updates, None))
     try:
-        first = await anext(updates, None)
-    except ServerError as error:
-        failure = error
+        done, _ = await asyncio.wait({first}, timeout=patience or None)
+    except asyncio.CancelledError:
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        raise
+    if done and not isinstance(first.exception(), ServerError | None):
+        await first
 
     async def resumed() -> Updates:
         async with aclosing(updates):
-            if failure is not None:
-                raise failure
-            if first is not None:
-                yield first
+            if (update := await first) is not None:
+                yield update
             async for update in updates:
                 yield update
 

@@ -90,7 +90,9 @@ async def get_response(request: Request) -> EventStream | Json:
     after = request.query_params.get("starting_after", "-1")
     if not re.fullmatch(r"-?[0-9]{1,9}", after):
         raise ClientError(f"starting_after={after!r} must be a sequence number.", param="starting_after")
-    return EventStream(entry.follow(max(int(after) + 1, 0)), server.activity, _FOLLOWED)
+    return EventStream(
+        entry.follow(max(int(after) + 1, 0)), server.activity, _FOLLOWED, server.args.sse_keep_alive_interval
+    )
 
 
 async def delete_response(request: Request) -> Json:
@@ -237,7 +239,9 @@ def _start_in_background(
         entry.task.cancel()
         server.responses.remove(entry)
         raise QueueFullError("the responses that are running in the background take all the room for stored ones.")
-    return EventStream(entry.follow(0), server.activity, _FOLLOWED) if streams else Json(entry.response)
+    if not streams:
+        return Json(entry.response)
+    return EventStream(entry.follow(0), server.activity, _FOLLOWED, server.args.sse_keep_alive_interval)
 
 
 async def _run(server: ServerContext, entry: StoredResponse, answer: ResponseAnswer) -> None:
