@@ -39,7 +39,8 @@ MAX_REPEATED = 1_000_000  # characters of JSON that a repeated list may have
 SOCKET_BUFFER = 32 << 10
 SERVER_OPTIONS = (
     *("--kv-cache-memory-bytes", "16M", "--max-num-seqs", "16", "--max-num-batched-tokens", "256"),
-    *("--client-stall-timeout", "5", "--enable-server-load-tracking"),
+    *("--client-stall-timeout", "5", "--enable-server-load-tracking", "--enable-scale-out"),
+    *("--responses-store-bytes", "1M"),
 )
 
 CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"

@@ -7,6 +7,7 @@ servers with --enable-admin-routes; memory and open files only of servers on thi
 import asyncio
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -106,6 +107,7 @@ async def running_server(url: str | None, model: str | None, options: Sequence[s
         yield server
         await server.http.close()
         return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # whoever ends this ends the server too
     with TemporaryDirectory() as folder:
         process, url = await asyncio.to_thread(_start, model or tiny_model(Path(folder)), options)
         server = LiveServer(url, psutil.Process(process.pid))
@@ -118,6 +120,7 @@ async def running_server(url: str | None, model: str | None, options: Sequence[s
                 await asyncio.to_thread(process.wait, STOP_SECONDS)
             finally:
                 process.kill()
+                signal.signal(signal.SIGTERM, before)
 
 
 def tiny_model(folder: Path) -> str:
@@ -126,6 +129,22 @@ def tiny_model(folder: Path) -> str:
     from tests.fixtures.checkpoints import write_random_llama
 
     return str(write_random_llama(folder / "tiny"))
+
+
+def unpack_gguf(gguf: Path, folder: Path, dtype: str) -> str:
+    """Write the weights of a GGUF file as a folder that every engine reads."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    model = AutoModelForCausalLM.from_pretrained(**where, dtype=getattr(torch, dtype))
+    # It was unpacked while it was read, but transformers takes it for quantised and would not save it.
+    model.hf_quantizer = None
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
+    return str(folder)
 
 
 def _start(model: str, options: Sequence[str]) -> "tuple[subprocess.Popen[str], str]":

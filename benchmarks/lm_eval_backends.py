@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
-from live_server import running_server, tiny_model
+from live_server import running_server, tiny_model, unpack_gguf
 
 ROOT = Path(__file__).parents[1]
 TOLERANCE = 1e-3
@@ -98,19 +98,12 @@ def install_stand_in(folder: Path) -> None:
     sys.path[:0] = [str(ROOT / "compat" / "vllm"), str(folder)]
 
 
-def unpacked(gguf: str, folder: Path) -> str:
-    """A GGUF file as a float32 folder that transformers reads."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
+def unpacked(name: str, folder: Path) -> str:
+    """An alias or a GGUF file as a float32 folder that transformers reads."""
     from octavo.config.args import EngineArgs
     from octavo.engine.find_model import find_model
 
-    path = find_model(EngineArgs(model=gguf))
-    where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
-    AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
-    return str(folder)
+    return unpack_gguf(find_model(EngineArgs(model=name)), folder, "float32")
 
 
 def evaluate(backend: str, arguments: dict[str, Any], folder: Path, tasks: list[str]) -> dict[str, Any]:

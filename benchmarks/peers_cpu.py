@@ -35,6 +35,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+from live_server import unpack_gguf
 
 from octavo.bench.backends import RequestResult, send_request
 from octavo.bench.http_client import HttpClient
@@ -113,12 +114,7 @@ def openvino_command(folder: Path, gguf: Path, port: int) -> list[str]:
 def as_checkpoint(folder: Path, gguf: Path) -> Path:
     """The same weights as a folder in bfloat16, for engines that read no GGUF."""
     if not (folder / "config.json").exists():
-        import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-        AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16).save_pretrained(folder)
-        AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
+        unpack_gguf(gguf, folder, "bfloat16")
     return folder
 
 
@@ -306,6 +302,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", help="write every number here")
     args = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # whoever ends this ends the servers too
     numbers = asyncio.run(run(args))
     if args.json:
         Path(args.json).write_text(json.dumps(numbers, indent=1))

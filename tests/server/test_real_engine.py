@@ -163,6 +163,13 @@ def test_cached_tokens_and_the_hit_metric(client):
     assert metric(client, "prefix_cache_hits_total") - hits == cached + first["prompt_tokens_details"]["cached_tokens"]
 
 
+def test_every_scrape_says_the_same(client):
+    """FC-160: there is one front, whoever asks it."""
+    client.post("/v1/chat/completions", json=chat(max_tokens=3))
+    scrapes = [re.findall(r"^vllm:.*$", client.get("/metrics").text, re.MULTILINE) for _ in range(10)]
+    assert scrapes[0] and scrapes[1:] == scrapes[:-1]
+
+
 def test_tokenize_counts_what_chat_counts(client):
     """FC-012."""
     usage = client.post("/v1/chat/completions", json=chat("count me", max_tokens=1)).json()["usage"]
