@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from octavo.errors import ClientError
-from octavo.structured_output.json_schema import FORMATS, KEYWORDS, clean_schema, parse_schema
+from octavo.structured_output.json_schema import ANNOTATIONS, FORMATS, KEYWORDS, clean_schema, parse_schema
 from octavo.structured_output.llguidance_backend import LLGuidance
 from tests.structured_output.bytes_vocabulary import bytes_vocabulary, compile_with, takes
 
@@ -56,6 +56,16 @@ def test_every_supported_keyword_and_format_has_a_case():
     seen = set(re.findall(r'"([$\w]+)":', json.dumps([case["schema"] for case in CASES])))
     assert set(KEYWORDS) <= seen
     assert {case["schema"]["format"] for case in CASES if case["what"] == "format"} == set(FORMATS)
+
+
+def test_the_documentation_lists_what_is_supported():
+    page = Path(__file__).parent.parent.parent.joinpath("docs", "structured-output.md").read_text()
+    section = page[page.index("## JSON schema") : page.index("## Engines")]
+    table, _, ignored = section.partition("\nIgnored,")
+    listed = {word for row in table.splitlines() if row.startswith("| `") for word in re.findall(r"`([^`]+)`", row)}
+    assert listed >= set(KEYWORDS) | set(FORMATS)
+    assert listed - set(FORMATS) - set(KEYWORDS) == {"#", "#/…"}
+    assert set(re.findall(r"`([$\w]+)`", ignored)) == ANNOTATIONS
 
 
 @pytest.mark.parametrize(
