@@ -9,7 +9,7 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from octavo.errors import ClientError
@@ -57,12 +57,20 @@ def _connect(parts: SplitResult, timeout: float) -> http.client.HTTPConnection:
             raise ClientError(f"{parts.hostname} is a private address, which is not fetched from.", param="url")
     connection = http.client.HTTPConnection(parts.hostname, port, timeout=timeout)
     try:
-        raw = socket.create_connection((addresses[0], port), timeout)
+        raw = _connect_to_any(addresses, port, timeout)
         context = ssl.create_default_context()
         connection.sock = context.wrap_socket(raw, server_hostname=parts.hostname) if is_tls else raw
     except OSError as error:
         raise ClientError(f"{parts.hostname} cannot be reached: {error}.", param="url") from None
     return connection
+
+
+def _connect_to_any(addresses: list[str], port: int, timeout: float) -> socket.socket:
+    """A connection to the first address that takes one; the last one's error when none does."""
+    for address in addresses[:-1]:
+        with suppress(OSError):
+            return socket.create_connection((address, port), timeout)
+    return socket.create_connection((addresses[-1], port), timeout)
 
 
 def _is_public(address: str) -> bool:
