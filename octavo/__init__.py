@@ -22,6 +22,15 @@ _LAZY = {
     "AdapterLogitsProcessor": "octavo.worker.custom_logits",
     "BatchUpdate": "octavo.worker.custom_logits",
     "BeamSearchParams": "octavo.types.sampling_params",
+    "ClassificationOutput": "octavo.types.pooling_outputs",
+    "ClassificationRequestOutput": "octavo.types.pooling_outputs",
+    "EmbeddingOutput": "octavo.types.pooling_outputs",
+    "EmbeddingRequestOutput": "octavo.types.pooling_outputs",
+    "PoolingOutput": "octavo.types.pooling_outputs",
+    "PoolingParams": "octavo.types.pooling_params",
+    "PoolingRequestOutput": "octavo.types.pooling_outputs",
+    "ScoringOutput": "octavo.types.pooling_outputs",
+    "ScoringRequestOutput": "octavo.types.pooling_outputs",
     "StructuredOutputsParams": "octavo.types.structured_outputs",
     "TextPrompt": "octavo.types.prompts",
     "TokensPrompt": "octavo.types.prompts",
@@ -35,11 +44,20 @@ __all__ = [
     "AsyncLLMEngine",
     "BatchUpdate",
     "BeamSearchParams",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "EngineArgs",
     "LogitsProcessor",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "RequestOutput",
     "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
@@ -52,6 +70,17 @@ if TYPE_CHECKING:
     from octavo.engine.async_llm import AsyncLLM as AsyncLLMEngine
     from octavo.llm import LLM
     from octavo.types.outputs import CompletionOutput, RequestOutput
+    from octavo.types.pooling_outputs import (
+        ClassificationOutput,
+        ClassificationRequestOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        PoolingOutput,
+        PoolingRequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
+    )
+    from octavo.types.pooling_params import PoolingParams
     from octavo.types.prompts import TextPrompt, TokensPrompt
     from octavo.types.sampling_params import BeamSearchParams, SamplingParams
     from octavo.types.structured_outputs import StructuredOutputsParams

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from types import FrameType, TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -16,18 +16,19 @@ from octavo.engine.beam_search import BeamSearch, scores_of, step_params
 from octavo.engine.llm_engine import LLMEngine, PreparedRequest
 from octavo.engine.sleep import PauseMode, check_pause_mode
 from octavo.errors import ClientError, ServerError
+from octavo.llm_pooling import PoolingMethods, as_list, one_each
 from octavo.metrics import Metric, StatCollector, make_registry, read_metrics
 from octavo.tokenizer.messages import ContentFormat
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.types.outputs import BeamSearchOutput, RequestOutput
+from octavo.types.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from octavo.types.prompts import PromptType
 from octavo.types.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
-T = TypeVar("T")
 Messages = list[dict[str, Any]]
 
 
-class LLM:
+class LLM(PoolingMethods):
     """An engine for batches of prompts.
 
     >>> llm = LLM("smollm2")
@@ -59,9 +60,9 @@ class LLM:
             collector.set_cache_config(config.cache, self.llm_engine.report.num_blocks)
             self.llm_engine.stat_loggers.append(collector)
             self._metrics = make_registry(collector)
-        self._serial = count()
+        self.serial = count()
         self._enqueued: list[str] = []
-        self._outputs: dict[str, RequestOutput] = {}
+        self._outputs: dict[str, Any] = {}
 
     # Answers
 
@@ -81,8 +82,8 @@ class LLM:
         are one value for all or one a prompt; without parameters, the model's own defaults hold. Nothing runs when any
         request is wrong. A request that fails inside the engine has an output with `error`; the others are answered.
         """
-        return self._run(
-            self._prepare(_as_list(prompts), sampling_params, lora_request, priority, tokenization_kwargs), use_tqdm
+        return self.run(
+            self._prepare(as_list(prompts), sampling_params, lora_request, priority, tokenization_kwargs), use_tqdm
         )
 
     def chat(
@@ -116,7 +117,7 @@ class LLM:
                 chat_template_kwargs=chat_template_kwargs,
             )
             prompts.append({"prompt": prompt.text, "prompt_token_ids": prompt.token_ids})
-        return self._run(self._prepare(prompts, sampling_params, lora_request, priority, tokenization_kwargs), use_tqdm)
+        return self.run(self._prepare(prompts, sampling_params, lora_request, priority, tokenization_kwargs), use_tqdm)
 
     def enqueue(
         self,
@@ -129,7 +130,7 @@ class LLM:
     ) -> list[str]:
         """Queue prompts as `generate` does, and return their request ids; `wait_for_completion` answers them."""
         return self._submit(
-            self._prepare(_as_list(prompts), sampling_params, lora_request, priority, tokenization_kwargs)
+            self._prepare(as_list(prompts), sampling_params, lora_request, priority, tokenization_kwargs)
         )
 
     def wait_for_completion(self, *, use_tqdm: bool | Callable[..., tqdm] = True) -> list[RequestOutput]:
@@ -155,7 +156,7 @@ class LLM:
         model = self.llm_engine.model_config
         step = step_params(params, model.max_logprobs)
         searches = []
-        for given in _as_list(prompts):
+        for given in as_list(prompts):
             token_ids = self.llm_engine.read_prompt(given).token_ids
             searches.append(BeamSearch(token_ids, params, model.eos_token_ids, model.max_model_len - len(token_ids)))
         tokenizer = None if self.llm_engine.config.tokenizer.path is None else self.llm_engine.get_tokenizer()
@@ -273,11 +274,11 @@ class LLM:
             )
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
-        params = _one_each("sampling_params", sampling_params, SamplingParams, len(prompts))
-        priorities = _one_each("priority", 0 if priority is None else priority, int, len(prompts))
+        params = one_each("sampling_params", sampling_params, SamplingParams, len(prompts))
+        priorities = one_each("priority", 0 if priority is None else priority, int, len(prompts))
         return [
             self.llm_engine.prepare(
-                str(next(self._serial)),
+                str(next(self.serial)),
                 prompt,
                 msgspec.structs.replace(own, output_kind=RequestOutputKind.FINAL_ONLY),
                 priority=rank,
@@ -290,7 +291,7 @@ class LLM:
         """Run searches to their ends, each round one request a beam."""
         while any(search.beams for search in searches):
             prompts: list[PromptType] = [beam.tokens for search in searches for beam in search.beams]
-            outputs = iter(self._run(self._prepare(prompts, step, lora_request, None, None), use_tqdm=False))
+            outputs = iter(self.run(self._prepare(prompts, step, lora_request, None, None), use_tqdm=False))
             for search in searches:
                 if search.beams:
                     search.advance([scores_of(next(outputs)) for _ in search.beams])
@@ -302,7 +303,8 @@ class LLM:
         self._enqueued += request_ids
         return request_ids
 
-    def _run(self, requests: list[PreparedRequest], use_tqdm: bool | Callable[..., tqdm]) -> list[RequestOutput]:
+    def run(self, requests: list[PreparedRequest], use_tqdm: bool | Callable[..., tqdm]) -> list[Any]:
+        """Answer prepared requests, in their order."""
         if self._enqueued:
             raise ServerError("requests are enqueued; call wait_for_completion before generate or chat.")
         self._submit(requests)
@@ -332,12 +334,13 @@ class _Progress:
         self._bar = make(total=num_requests, desc="Processed prompts", dynamic_ncols=True) if make else None
         self._num_prompt_tokens = self._num_generation_tokens = 0
 
-    def add(self, output: RequestOutput) -> None:
+    def add(self, output: RequestOutput | PoolingRequestOutput[PoolingOutput]) -> None:
         """One request is done."""
         if self._bar is None:
             return
         self._num_prompt_tokens += len(output.prompt_token_ids)
-        self._num_generation_tokens += sum(len(choice.token_ids) for choice in output.outputs)
+        if isinstance(output, RequestOutput):
+            self._num_generation_tokens += sum(len(choice.token_ids) for choice in output.outputs)
         seconds = max(self._bar.format_dict["elapsed"], 1e-9)
         self._bar.set_postfix_str(
             f"input {self._num_prompt_tokens / seconds:.0f} tokens/s, "
@@ -390,29 +393,8 @@ class _InterruptBetweenSteps:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _as_list(prompts: PromptType | Sequence[PromptType]) -> Sequence[PromptType]:
-    """One prompt as a list of one. A list that starts with a number is a prompt of token ids."""
-    if isinstance(prompts, (str, Mapping)):
-        return [prompts]
-    if prompts and isinstance(prompts[0], int):
-        return [prompts]  # type: ignore[list-item]
-    return prompts  # type: ignore[return-value]
-
-
 def _as_conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages]:
     """One conversation as a list of one."""
     if messages and isinstance(messages[0], Mapping):
         return [messages]  # type: ignore[list-item]
     return messages  # type: ignore[return-value]
-
-
-def _one_each(name: str, given: T | Sequence[T], kind: type[T], num_prompts: int) -> Sequence[T]:
-    """One value for all prompts, or as many as there are prompts."""
-    if isinstance(given, kind):
-        return [given] * num_prompts
-    values: Sequence[T] = given  # type: ignore[assignment]
-    if not isinstance(values, Sequence) or not all(isinstance(value, kind) for value in values):
-        raise ClientError(f"{name} must be a {kind.__name__} or a list of them.", param=name)
-    if len(values) != num_prompts:
-        raise ClientError(f"{name} has {len(values)} entries for {num_prompts} prompts; give one for each.", param=name)
-    return values

@@ -20,7 +20,7 @@ LEVELS: dict[str, int] = {
     **dict.fromkeys(("models", "lora", "loader", "multimodal", "tokenizer", "structured_output", "kv_transfer"), 5),
     **dict.fromkeys(("scheduler", "worker"), 6),
     **dict.fromkeys(("engine",), 7),
-    **dict.fromkeys(("llm", "server", "metrics", "tracing", "profiler", "bench"), 8),
+    **dict.fromkeys(("llm", "llm_pooling", "server", "metrics", "tracing", "profiler", "bench"), 8),
     **dict.fromkeys(("cli", "__main__"), 9),
 }
 # `import octavo` names every level, lazily.
@@ -80,7 +80,7 @@ ONLY = {  # part -> all it may import of the package
 }
 # The backend that runs transformers' own modules is glue, not a model: it swaps layers in and reads the step context.
 MODEL_FILES_EXEMPT = {"models/registry.py", "models/transformers_backend.py", "models/__init__.py"}
-THROUGH_ENGINE = {"server", "llm", "bench"}  # reach the core through engine/ alone
+THROUGH_ENGINE = {"server", "llm", "llm_pooling", "bench"}  # reach the core through engine/ alone
 NOT_FOR_FRONT = {"scheduler", "worker", "models", "layers", "ops", "loader", "context"}
 
 

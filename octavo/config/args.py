@@ -80,6 +80,24 @@ class EngineArgs:
         group=_MODEL,
         choices=("auto", "octavo", "vllm", "transformers"),
     )
+    runner: str = option(
+        "auto",
+        "Whether the model makes text (generate), or vectors, classes and scores (pooling). auto: by its architecture.",
+        group=_MODEL,
+        choices=("auto", "generate", "pooling"),
+    )
+    convert: str = option(
+        "auto",
+        "Make of a text model one of vectors (embed), of classes (classify) or of a score for each token (reward).",
+        group=_MODEL,
+        choices=("auto", "none", "embed", "classify", "reward"),
+    )
+    pooler_config: dict[str, Any] = option(
+        {},
+        "How a pooling model pools, laid over what its files say, such as pooling_type or use_activation.",
+        group=_MODEL,
+    )
+    override_pooler_config: dict[str, Any] = option({}, "An older name for pooler_config.", group=_MODEL)
     generation_config: str = option(
         "auto",
         "Where default sampling parameters come from. auto: the model; octavo (or vllm): none; else a folder.",

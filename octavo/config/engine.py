@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.config.hf import HFConfig
+from octavo.config.sentence_transformers import DenseModule
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,36 @@ class ModelConfig:
     def get_vocab_size(self) -> int:
         """vLLM's spelling of `vocab_size`."""
         return self.vocab_size
+
+
+@dataclass(frozen=True)
+class PoolingConfig:
+    """How a model that makes vectors, classes or scores does so."""
+
+    tasks: list[str]  # of types.pooling_params.TASKS, the default first
+    is_encoder: bool  # needs whole prompts and keeps no KV cache
+    is_bidirectional: bool  # a decoder whose attention looks both ways
+    pooling: str  # how a text becomes one row: "last", "cls" (first) or "mean"
+    token_pooling: str  # "all" tokens, or "step": those with `step_tag_id`
+    activation: str  # "normalize", "softmax", "sigmoid" or "identity"
+    width: int  # numbers in an embedding
+    labels: list[str] = field(default_factory=list)  # names of the classes
+    dense: list[DenseModule] = field(default_factory=list)  # projections behind the pooling
+    label_token_ids: list[int] = field(default_factory=list)  # whose logits the classes are; two of them: one class
+    is_matryoshka: bool = False  # embeddings may be cut
+    matryoshka_dimensions: list[int] = field(default_factory=list)  # to these; empty: to any
+    dimensions: int | None = None  # to which they are cut by default
+    step_tag_id: int | None = None
+    returned_token_ids: list[int] | None = None
+    logit_mean: float | None = None  # logits are shifted and scaled before the activation
+    logit_sigma: float | None = None
+    prompts: dict[str, str] = field(default_factory=dict)  # name -> text that goes before a text
+    default_prompt: str | None = None
+
+    @property
+    def reads_whole_prompts(self) -> bool:
+        """Whether every token's hidden state may count, so that a cached prefix is of no use."""
+        return self.pooling != "last"
 
 
 @dataclass(frozen=True)
@@ -180,6 +211,7 @@ class EngineConfig:
     supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
     profiler: ProfilerConfig | None = None
     structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
+    pooling: PoolingConfig | None = None  # None: the model generates text
 
     # vLLM's names, for logits processors and other plugins written for it.
 

@@ -29,7 +29,9 @@ from octavo.config.engine import (
 )
 from octavo.config.fp8 import asks_for_fp8_cache, read_fp8_scheme
 from octavo.config.hf import HFConfig
+from octavo.config.pooling import PoolingModel, pooling_length, resolve_pooling
 from octavo.config.profiling import check_nvtx, resolve_profiler
+from octavo.config.sentence_transformers import SentenceTransformers
 from octavo.config.structured_outputs import resolve_structured_outputs
 from octavo.errors import ConfigError
 from octavo.platforms.base import Platform, Usage
@@ -62,6 +64,9 @@ def resolve(
     checkpoint: Checkpoint,
     generation_config: Mapping[str, Any] | None = None,
     native_architectures: Collection[str] = (),
+    encoder_architectures: Collection[str] = (),
+    sentence_transformers: SentenceTransformers | None = None,
+    label_token_ids: Collection[int] = (),
     chat_template: str | None = None,
     plugin_processors: Collection[str] = (),
     usage: Usage = "server",
@@ -69,8 +74,9 @@ def resolve(
     """Decide everything. Raises ConfigError naming the options that cannot be honoured, and what to change.
 
     `generation_config` is the parsed generation_config.json, `native_architectures` those with a model file of Octavo's
-    own, `chat_template` the text of the template that replaces the tokenizer's, `plugin_processors` the logits processors
-    that installed plugins bring.
+    own, `encoder_architectures` likewise, `sentence_transformers` what such files say, `label_token_ids` the tokens whose
+    logits are a classifier's classes, `chat_template` the text of the template that replaces the tokenizer's,
+    `plugin_processors` the logits processors that installed plugins bring.
     """
     notes: list[str] = []
     hf = model_rules.override(hf_config, args.hf_overrides)
@@ -82,7 +88,20 @@ def resolve(
     check_nvtx(args, platform)
 
     load_format = _load_format(args, checkpoint, notes)
-    model_impl = _model_impl(args, hf, native_architectures, notes)
+    pooling = resolve_pooling(
+        args,
+        hf,
+        sentence_transformers,
+        decoders=native_architectures,
+        encoders=encoder_architectures,
+        label_token_ids=label_token_ids,
+        notes=notes,
+    )
+    if pooling is not None:
+        args = _for_pooling(args, hf, pooling, sentence_transformers)
+        if pooling.config.is_encoder:  # no layer keeps anything
+            text = HFConfig({**text.data, "num_hidden_layers": 0, "num_key_value_heads": 1, "head_dim": 1})
+    model_impl = pooling.model_impl if pooling is not None else _model_impl(args, hf, native_architectures, notes)
     stored_quantization = model_rules.stored_quantization(hf)
     quantization = (
         _fp8(args, stored_quantization, platform, load_format, model_impl, notes)
@@ -114,7 +133,7 @@ def resolve(
             path=checkpoint.path,
             served_model_names=_served_names(args),
             hf_config=hf,
-            architecture=hf.architecture,
+            architecture=hf.architecture if pooling is None else pooling.architecture,
             model_impl=model_impl,
             dtype=dtype,
             max_model_len=max_model_len,
@@ -164,8 +183,29 @@ def resolve(
         supervision=_supervision(args, usage),
         profiler=resolve_profiler(args.profiler_config, platform),
         structured_outputs=resolve_structured_outputs(args),
+        pooling=None if pooling is None else pooling.config,
     )
     return Resolved(config, notes)
+
+
+def _for_pooling(
+    args: EngineArgs, hf: HFConfig, pooling: PoolingModel, files: SentenceTransformers | None
+) -> EngineArgs:
+    """The options as such a model needs them; those that contradict it are refused."""
+    config = pooling.config
+    for name in ("logits_processors", "batch_invariant"):
+        if getattr(args, name):
+            raise ConfigError(f"{name} is for models that generate text, not for runner=pooling.", param=name)
+    changes: dict[str, Any] = {"enforce_eager": True, "max_model_len": pooling_length(args, hf, files)}
+    if config.is_encoder:
+        for name in ("enable_chunked_prefill", "enable_prefix_caching"):
+            if getattr(args, name):
+                raise ConfigError(
+                    f"{name}=True, but {hf.architecture} looks at whole prompts and keeps nothing of them; leave it out.",
+                    param=name,
+                )
+        changes |= {"enable_chunked_prefill": False, "enable_prefix_caching": False}
+    return dataclasses.replace(args, **changes)
 
 
 def _supervision(args: EngineArgs, usage: Usage) -> SupervisionConfig:

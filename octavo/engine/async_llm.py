@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -25,7 +25,9 @@ from octavo.logger import get_logger
 from octavo.tokenizer import get_tokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.types.outputs import EngineOutputs, RequestOutput
-from octavo.types.prompts import PromptType
+from octavo.types.pooling_outputs import PoolingOutput, PoolingRequestOutput
+from octavo.types.pooling_params import PoolingParams
+from octavo.types.prompts import PairPrompt, PromptType
 from octavo.types.request import EngineRequest
 from octavo.types.sampling_params import SamplingParams
 from octavo.types.stats import SchedulerStats
@@ -64,7 +66,7 @@ class AsyncLLM:
             raise
         self._core = Supervisor(client, config, self.report, self, start_seconds=time.monotonic() - started)
         self._sleep = FrontSleep(config.model)
-        self._inputs = InputProcessor(config.model, config.scheduler, self._tokenizer)
+        self._inputs = InputProcessor(config.model, config.scheduler, self._tokenizer, config.pooling)
         self._outputs = OutputProcessor(self._tokenizer, config.scheduler.stream_interval)
         self._dead_error: EngineDeadError | None = None
         self._is_shut_down = False
@@ -128,11 +130,38 @@ class AsyncLLM:
         finally:
             self._after(self._outputs.abort_request(request))
 
+    async def encode(
+        self,
+        prompt: PromptType | PairPrompt,
+        pooling_params: PoolingParams,
+        request_id: str,
+        *,
+        lora_request: Any = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+    ) -> AsyncIterator[PoolingRequestOutput[PoolingOutput]]:
+        """Yield the one answer of a pooling request; errors as in `generate`."""
+        request = await self.add_request(
+            request_id,
+            prompt,
+            pooling_params,
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+            trace_headers=trace_headers,
+            priority=priority,
+        )
+        try:
+            await request.wait()
+            yield cast("PoolingRequestOutput[PoolingOutput]", request.take())
+        finally:
+            self._after(self._outputs.abort_request(request))
+
     async def add_request(
         self,
         request_id: str,
-        prompt: PromptType,
-        params: SamplingParams,
+        prompt: PromptType | PairPrompt,
+        params: SamplingParams | PoolingParams,
         *,
         prompt_text: str | None = None,
         lora_request: Any = None,
@@ -221,7 +250,7 @@ class AsyncLLM:
         return self.config.model
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
-        return ("generate",)
+        return ("generate",) if self.config.pooling is None else tuple(self.config.pooling.tasks)
 
     def get_num_unfinished_requests(self) -> int:
         return self._outputs.num_unfinished
@@ -420,7 +449,12 @@ class AsyncLLM:
             await asyncio.sleep(self.config.observability.log_stats_interval)
             await self.do_log_stats()
 
-    def _log_request(self, request_id: str, text: str | None, num_tokens: int, params: SamplingParams) -> None:
+    def _log_request(
+        self, request_id: str, text: str | None, num_tokens: int, params: SamplingParams | PoolingParams
+    ) -> None:
+        if isinstance(params, PoolingParams):
+            logger.info("request %s: %d prompt tokens, %s", request_id, num_tokens, params)
+            return
         # What a client wrote stands in the parameters too: stop strings, words, arguments.
         cut = self.config.observability.max_log_len
         public = msgspec.structs.replace(params, stop=None, bad_words=None, extra_args=None, structured_outputs=None)

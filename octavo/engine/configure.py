@@ -13,17 +13,19 @@ from typing import Any
 from octavo import plugins
 from octavo.config.args import EngineArgs
 from octavo.config.checkpoint import Checkpoint
-from octavo.config.engine import EngineConfig
+from octavo.config.engine import EngineConfig, TokenizerConfig
 from octavo.config.hf import HFConfig
 from octavo.config.resolve import NEUTRAL_GENERATION_CONFIG, resolve
+from octavo.config.sentence_transformers import read_sentence_transformers
 from octavo.engine.find_model import find_model, find_tokenizer
 from octavo.errors import ConfigError, LoadError
 from octavo.loader.find import WeightFiles, find_weights
 from octavo.loader.gguf_file import open_gguf_parts
 from octavo.loader.gguf_metadata import read_gguf_config
 from octavo.logger import get_logger
-from octavo.models.registry import NATIVE
+from octavo.models.registry import ENCODERS, NATIVE
 from octavo.platforms import Usage, get_platform
+from octavo.tokenizer import get_tokenizer
 
 logger = get_logger(__name__)
 
@@ -40,13 +42,17 @@ def create_engine_config(args: EngineArgs, usage: Usage = "server") -> EngineCon
     hf_config, generation_config = read_model_config(path)
     if args.generation_config not in ("auto", *NEUTRAL_GENERATION_CONFIG):
         generation_config = _read_generation_config(Path(args.generation_config), required=True)
+    tokenizer_path = find_tokenizer(args, path)
     resolved = resolve(
         args,
         hf_config,
         platform,
-        checkpoint=inspect_checkpoint(path, find_tokenizer(args, path), args.load_format),
+        checkpoint=inspect_checkpoint(path, tokenizer_path, args.load_format),
         generation_config=generation_config,
         native_architectures=NATIVE,
+        encoder_architectures=ENCODERS,
+        sentence_transformers=read_sentence_transformers(path) if path.is_dir() else None,
+        label_token_ids=_label_token_ids(args, hf_config, tokenizer_path),
         chat_template=_read_chat_template(args.chat_template),
         plugin_processors=[point.value for point in plugins.find(plugins.LOGITS_PROCESSORS)],
         usage=usage,
@@ -55,6 +61,20 @@ def create_engine_config(args: EngineArgs, usage: Usage = "server") -> EngineCon
     for decision in resolved.decisions:
         logger.info("%s", decision)
     return resolved.config
+
+
+def _label_token_ids(args: EngineArgs, hf_config: HFConfig, tokenizer_path: Path) -> list[int]:
+    """The tokens of `classifier_from_token`, whose logits are the classes of a language model that judges."""
+    words = args.hf_overrides.get("classifier_from_token") or hf_config.get("classifier_from_token") or []
+    if not words:
+        return []
+    tokenizer = get_tokenizer(TokenizerConfig(str(tokenizer_path)))
+    ids = [tokenizer.token_to_id(str(word)) for word in words]
+    if None in ids:
+        raise ConfigError(
+            f"classifier_from_token={words}: {words[ids.index(None)]!r} is no token of the model.", param="hf_overrides"
+        )
+    return [token_id for token_id in ids if token_id is not None]
 
 
 def read_model_config(path: Path) -> tuple[HFConfig, dict[str, Any]]:

@@ -6,17 +6,18 @@ Everything a client can get wrong ends here with a `ClientError`; an `EngineRequ
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 import msgspec
 
-from octavo.config.engine import ModelConfig, SchedulerConfig
+from octavo.config.engine import ModelConfig, PoolingConfig, SchedulerConfig
+from octavo.engine.pooling_inputs import NOTHING_TO_SAMPLE, PoolingInputs, Prompt
 from octavo.errors import ClientError, ContextLengthError
 from octavo.structured_output.constraint import make_constraint
 from octavo.tokenizer.tokenizer import Tokenizer
-from octavo.types.prompts import PromptType
+from octavo.types.pooling_params import PoolingParams
+from octavo.types.prompts import PairPrompt, PromptType
 from octavo.types.request import EngineRequest
 from octavo.types.sampling_params import SamplingParams
 from octavo.types.structured_outputs import StructuredOutputsParams
@@ -28,20 +29,18 @@ PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
 TOKENIZATION_KEYS = frozenset({"add_special_tokens", "truncate_prompt_tokens"})
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """A prompt, read: its tokens, the text behind them where there is one."""
-
-    text: str | None
-    token_ids: list[int]
-    cache_salt: str | None = None
-
-
 class InputProcessor:
     """Makes `EngineRequest`s for one model. Safe to use from several threads."""
 
-    def __init__(self, model_config: ModelConfig, scheduler_config: SchedulerConfig, tokenizer: Tokenizer | None):
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        scheduler_config: SchedulerConfig,
+        tokenizer: Tokenizer | None,
+        pooling_config: PoolingConfig | None = None,
+    ):
         self._model = model_config
+        self._pooling = PoolingInputs(pooling_config, model_config, self)
         self._has_priorities = scheduler_config.policy == "priority"
         self._tokenizer = tokenizer
         self._seeds = random.Random(model_config.seed)
@@ -57,22 +56,30 @@ class InputProcessor:
     def process(
         self,
         request_id: str,
-        prompt: PromptType,
-        params: SamplingParams,
+        prompt: PromptType | PairPrompt,
+        params: SamplingParams | PoolingParams,
         *,
         priority: int = 0,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         arrival_time: float | None = None,
     ) -> tuple[Prompt, list[EngineRequest]]:
         """Read a prompt and check everything about the request; one `EngineRequest` for each of its n answers."""
+        pooling_params = None
+        if isinstance(params, PoolingParams):
+            pooling_params, params = params, NOTHING_TO_SAMPLE
+        else:
+            self._pooling.check_generates()
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
         options = dict(tokenization_kwargs or {})
         unknown = options.keys() - TOKENIZATION_KEYS
         if unknown:
             raise ClientError(f"tokenization_kwargs={sorted(unknown)} are not known; use {sorted(TOKENIZATION_KEYS)}.")
-        truncate = options.get("truncate_prompt_tokens", params.truncate_prompt_tokens)
         self._check_params(params, priority)
-        read = self.read_prompt(prompt, add_special_tokens=options.get("add_special_tokens", True))
+        if pooling_params is not None:
+            read, pooling_params = self._pooling.read(prompt, pooling_params, options)
+            return read, self._fan_out(request_id, read, params, priority, arrival_time, pooling_params)
+        truncate = options.get("truncate_prompt_tokens", params.truncate_prompt_tokens)
+        read = self.read_prompt(prompt, add_special_tokens=options.get("add_special_tokens", True))  # type: ignore[arg-type]
         read = self._fit(read, params, truncate)
         params = self._complete(params, len(read.token_ids))
         return read, self._fan_out(request_id, read, params, priority, arrival_time)
@@ -239,7 +246,13 @@ class InputProcessor:
     # Fan-out
 
     def _fan_out(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int, arrival_time: float
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        priority: int,
+        arrival_time: float,
+        pooling_params: PoolingParams | None = None,
     ) -> list[EngineRequest]:
         """One request for each answer. The serial number keeps callers' ids apart when they use one twice."""
         unique_id = f"{request_id}-{next(self._serial)}"
@@ -261,6 +274,7 @@ class InputProcessor:
                     priority=priority,
                     cache_salt=prompt.cache_salt,
                     index=index,
+                    pooling_params=pooling_params,
                 )
             )
         return requests

@@ -16,7 +16,9 @@ from octavo.engine.stats import IterationStats, StatLogger
 from octavo.tokenizer import get_tokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.types.outputs import RequestOutput
-from octavo.types.prompts import PromptType
+from octavo.types.pooling_outputs import PoolingOutput, PoolingRequestOutput
+from octavo.types.pooling_params import PoolingParams
+from octavo.types.prompts import PairPrompt, PromptType
 from octavo.types.request import EngineRequest
 from octavo.types.sampling_params import SamplingParams
 from octavo.types.stats import SchedulerStats
@@ -40,7 +42,7 @@ class LLMEngine:
         self._tokenizer = None if config.tokenizer.path is None else get_tokenizer(config.tokenizer)
         self._client = InProcessClient(config)
         self._sleep = FrontSleep(config.model)
-        self._inputs = InputProcessor(config.model, config.scheduler, self._tokenizer)
+        self._inputs = InputProcessor(config.model, config.scheduler, self._tokenizer, config.pooling)
         self._outputs = OutputProcessor(self._tokenizer, config.scheduler.stream_interval)
 
     @classmethod
@@ -67,8 +69,8 @@ class LLMEngine:
     def prepare(
         self,
         request_id: str,
-        prompt: PromptType,
-        params: SamplingParams,
+        prompt: PromptType | PairPrompt,
+        params: SamplingParams | PoolingParams,
         *,
         priority: int = 0,
         tokenization_kwargs: Mapping[str, Any] | None = None,
@@ -90,8 +92,8 @@ class LLMEngine:
     def add_request(
         self,
         request_id: str,
-        prompt: PromptType,
-        params: SamplingParams,
+        prompt: PromptType | PairPrompt,
+        params: SamplingParams | PoolingParams,
         *,
         priority: int = 0,
         tokenization_kwargs: Mapping[str, Any] | None = None,
@@ -111,7 +113,7 @@ class LLMEngine:
         while self._client.has_work:
             self.step()
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> list[RequestOutput | PoolingRequestOutput[PoolingOutput]]:
         """Run one step; the outputs of the requests that have something new to show.
 
         A request that failed has an output with `error` and finish reason `error`; the others go on. EngineDeadError

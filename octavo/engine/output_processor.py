@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from octavo.engine.open_pooling import OpenPooling
 from octavo.engine.open_request import Choice, OpenRequest
 from octavo.engine.protocol import RemoteError
 from octavo.engine.stats import IterationStats
@@ -52,7 +53,8 @@ class OutputProcessor:
             prompt_token_ids, params = engine_request.prompt_token_ids, engine_request.sampling_params
             text = IncrementalDetokenizer(self._tokenizer, prompt_token_ids, params)
             choices.append(Choice(engine_request, text, token_text))
-        request = OpenRequest(request_id, prompt, choices, token_text, self._stream_interval)
+        kind = OpenRequest if engine_requests[0].pooling_params is None else OpenPooling
+        request = kind(request_id, prompt, choices, token_text, self._stream_interval)
         for choice in choices:
             assert choice.request.request_id not in self._choices
             self._choices[choice.request.request_id] = (request, choice)
@@ -168,6 +170,9 @@ class OutputProcessor:
                 metrics.first_scheduled_time = output.queued_time
         if output.num_preemptions:
             choice.num_preemptions = choice.num_earlier_preemptions + output.num_preemptions
+        if output.pooled is not None:
+            stats.num_prompt_tokens += len(choice.request.prompt_token_ids)
+            stats.num_cached_tokens += choice.num_cached_tokens
         if not num_new:
             return
         stats.num_generation_tokens += num_new

@@ -1,6 +1,6 @@
 """What every decoder-only language model offers the runner, and what it tells the loader."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
@@ -33,6 +33,11 @@ class CausalLM(nn.Module):
 
     lm_head: LMHead
 
+    # What a model that pools has in the head's place, see `Encoder`.
+    classifier: Callable[[torch.Tensor], torch.Tensor] | None = None
+    projection: nn.Module | None = None
+    has_token_types = False
+
     def forward(
         self, input_ids: torch.Tensor | None, positions: torch.Tensor, inputs_embeds: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -42,6 +47,10 @@ class CausalLM(nn.Module):
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """hidden_states [rows, hidden] → [rows, vocab] in the model's dtype."""
         raise NotImplementedError
+
+    def final_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """hidden_states [rows, hidden] as heads other than the model's own read them."""
+        return self.model.norm(hidden_states)  # type: ignore[arg-type, operator]
 
     def remap(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
         """Rewrite one checkpoint tensor where a table cannot say it."""

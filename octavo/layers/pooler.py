@@ -37,7 +37,7 @@ class Encoder(nn.Module):
     ignored: tuple[str, ...] = ()
     tied: dict[str, str] = {}
 
-    head: nn.Module | None = None  # [rows, hidden] float32 → [rows, labels]
+    classifier: nn.Module | None = None  # [rows, hidden] float32 → [rows, labels]
     projection: nn.Module | None = None  # [rows, hidden] float32 → [rows, width of an embedding]
     has_token_types = False  # whether the two texts of a pair are told apart
 

@@ -4,7 +4,7 @@ Post-norm encoders with learned positions. What differs stands in `FAMILIES`:
 
     RoBERTa and its descendants   positions count from pad_token_id + 1, and there is one token type
     DistilBERT                    no token types
-    MPNet                         no token types, and a bias by the distance of two tokens, the same in all layers (T5's buckets)
+    MPNet                         no token types, and a bias by the distance of two tokens, the same in all layers
     ELECTRA                       may embed in fewer dimensions than it computes in
 
 Their checkpoints name the same things differently; `renames` brings them all to the names of BERT's parts here.
@@ -114,12 +114,12 @@ class BertEncoder(Encoder):
         r"(output\.dense|ffn\.lin2)\.": "down_proj.",
         r"(output\.LayerNorm|output_layer_norm)\.": "output_norm.",
         r"^encoder\.relative_attention_bias\.": "relative_bias.",
-        r"^(pooler\.dense|classifier\.dense|pre_classifier)\.": "head.dense.",
-        r"^classifier\.(out_proj\.)?(?=weight|bias)": "head.out_proj.",
+        r"^(pooler\.dense|pre_classifier)\.": "classifier.dense.",
+        r"^classifier\.(?=weight|bias)": "classifier.out_proj.",
         r"^linear\.": "projection.",
     }
     # Heads for pre-training, and tables that follow from the configuration.
-    ignored = (
+    ignored: tuple[str, ...] = (
         r"position_ids$",
         r"^(cls|lm_head|vocab_transform|vocab_layer_norm|vocab_projector|discriminator_predictions|generator_\w+)\.",
     )
@@ -139,9 +139,9 @@ class BertEncoder(Encoder):
         num_labels = int(cfg.get("num_labels", 0))
         is_classifier = architecture.endswith("ForSequenceClassification")
         if is_classifier:
-            self.head = ClassifierHead(cfg.hidden_size, num_labels, family.head_activation)
+            self.classifier = ClassifierHead(cfg.hidden_size, num_labels, family.head_activation)
         elif architecture.endswith("ForTokenClassification"):
-            self.head = ClassifierHead(cfg.hidden_size, num_labels)
+            self.classifier = ClassifierHead(cfg.hidden_size, num_labels)
         if not is_classifier or cfg.model_type != "bert":
             self.ignored = (*self.ignored, r"^(\w+\.)?pooler\.")  # only BERT's classifiers stand on it
         if architecture == "HF_ColBERT":

@@ -63,7 +63,8 @@ class ModernBertEncoder(Encoder):
         r"\.mlp\.Wi\.": ".Wi.",
         r"\.mlp\.Wo\.": ".mlp_out.",
         r"^final_norm\.": "last_norm.",
-        r"^classifier\.": "head.out_proj.",
+        r"^classifier\.": "classifier.out_proj.",
+        r"^head\.": "classifier.",
     }
 
     def __init__(self, cfg: HFConfig):
@@ -83,7 +84,7 @@ class ModernBertEncoder(Encoder):
         if cfg.architecture.endswith(("ForSequenceClassification", "ForTokenClassification")):
             activation = cfg.choose("classifier_activation", list(ACTIVATIONS), "gelu")
             norm, bias = make_norm(cfg).float(), bool(cfg.get("classifier_bias", False))
-            self.head = ClassifierHead(cfg.hidden_size, num_labels, activation, norm, bias)
+            self.classifier = ClassifierHead(cfg.hidden_size, num_labels, activation, norm, bias)
         else:
             self.ignored = (*self.ignored, r"^head\.")  # of its pre-training
 

@@ -52,6 +52,7 @@ class Request:
         "num_published_blocks",
         "num_reserved_blocks",
         "num_tokens",
+        "pooling_params",
         "priority",
         "reads_prefix_cache",
         "request_id",
@@ -74,6 +75,7 @@ class Request:
         params = engine_request.sampling_params
         self.request_id = engine_request.request_id
         self.sampling_params = params
+        self.pooling_params = engine_request.pooling_params
         self.priority = priority
         self.arrival = arrival
         self.status = RequestStatus.WAITING
@@ -109,6 +111,8 @@ class Request:
         self.cache_salt = engine_request.cache_salt
         # Scores of every prompt position are wanted: each has to be computed.
         self.reads_prefix_cache = params.prompt_logprobs is None and not params.skip_reading_prefix_cache
+        if self.pooling_params is not None and self.pooling_params.skip_reading_prefix_cache:
+            self.reads_prefix_cache = False
         self.block_ids: list[list[int]] = [[] for _ in range(num_groups)]
         self.block_names: list[bytes] = []  # of the full blocks of known tokens, as far as needed so far
         self.num_published_blocks = 0  # leading blocks that were offered to the prefix cache since admission

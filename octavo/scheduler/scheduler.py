@@ -338,6 +338,7 @@ class Scheduler:
                 sampling_params=request.sampling_params,
                 stop_token_ids=sorted(request.stop_token_ids),
                 block_ids=[table.copy() for table in request.block_ids],
+                pooling_params=request.pooling_params,
             )
         )
         step.add(request, size, self._advance(step.step_id, request, size))
@@ -485,7 +486,7 @@ class Scheduler:
             if count > 1:
                 request.steady_until = 0
         elif request.final_step == result.step_id:
-            reason = FinishReason.LENGTH
+            reason = FinishReason.LENGTH if request.pooling_params is None else FinishReason.STOP
         logprobs = result.logprobs.get(index) if result.logprobs else None
         prompt_logprobs = result.prompt_logprobs.get(index) if result.prompt_logprobs else None
         if prompt_logprobs:
@@ -502,6 +503,7 @@ class Scheduler:
         output.stop_reason = stop_reason
         output.logprobs = logprobs[: len(token_ids)] if logprobs else None
         output.prompt_logprobs = prompt_logprobs or None
+        output.pooled = result.pooled.get(index) if result.pooled else None
         return output
 
     def _new_prompt_logprobs(self, request: Request, entries: list[TokenLogprobs]) -> list[TokenLogprobs]:

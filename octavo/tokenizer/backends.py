@@ -26,10 +26,25 @@ class Backend(Protocol):
     def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
     def encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]: ...
     def encode_pieces(self, pieces: list[str], add_special_tokens: bool) -> list[int]: ...
+    def encode_fitting(
+        self, texts: list[str], add_special_tokens: bool, max_tokens: int | None
+    ) -> tuple[list[int], list[int]]: ...
     def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str: ...
     def id_to_token(self, token_id: int) -> str | None: ...
     def token_to_id(self, token: str) -> int | None: ...
     def vocab(self) -> dict[str, int]: ...
+
+
+def fitting_lengths(lengths: list[int], room: int) -> list[int]:
+    """Lengths of one text or of a pair that fit in `room`: of a pair the longer one is cut first, then both alike."""
+    room = max(room, 0)
+    if len(lengths) == 1:
+        return [min(lengths[0], room)]
+    short, long = sorted(lengths)
+    long = min(long, max(short, room - short))
+    if short + long > room:
+        short, long = room // 2, room - room // 2
+    return [short, long] if lengths[0] <= lengths[1] else [long, short]
 
 
 class RustBackend:
@@ -61,6 +76,20 @@ class RustBackend:
         encodings = self.rust.encode_batch(pieces, add_special_tokens=False)
         merged = tokenizers.Encoding.merge(encodings, growing_offsets=True)
         return self.rust.post_process(merged, add_special_tokens=add_special_tokens).ids
+
+    def encode_fitting(
+        self, texts: list[str], add_special_tokens: bool, max_tokens: int | None
+    ) -> tuple[list[int], list[int]]:
+        """(ids, type ids) of one text or of two as a pair, cut at their ends to leave room for the special tokens."""
+        encodings = self.rust.encode_batch(texts, add_special_tokens=False)
+        if max_tokens is not None:
+            num_special = self.rust.num_special_tokens_to_add(len(texts) == 2) if add_special_tokens else 0
+            lengths = fitting_lengths([len(encoding) for encoding in encodings], max_tokens - num_special)
+            for encoding, length in zip(encodings, lengths, strict=True):
+                encoding.truncate(length)
+        second = encodings[1] if len(encodings) == 2 else None
+        made = self.rust.post_process(encodings[0], second, add_special_tokens=add_special_tokens)
+        return made.ids, made.type_ids
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
         return self.rust.decode(token_ids, skip_special_tokens=skip_special_tokens)
@@ -102,6 +131,19 @@ class PythonBackend:
             return ids
         with self._lock:
             return self._hf.build_inputs_with_special_tokens(ids)
+
+    def encode_fitting(
+        self, texts: list[str], add_special_tokens: bool, max_tokens: int | None
+    ) -> tuple[list[int], list[int]]:
+        with self._lock:
+            made = self._hf(
+                *texts,
+                add_special_tokens=add_special_tokens,
+                truncation=max_tokens is not None,
+                max_length=max_tokens,
+                return_token_type_ids=True,
+            )
+        return made["input_ids"], made["token_type_ids"]
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
         with self._lock:

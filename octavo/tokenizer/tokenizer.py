@@ -66,6 +66,16 @@ class Tokenizer:
         batch = self.backend.encode_batch(texts, add_special_tokens)
         return [self._one_bos(ids, text, add_special_tokens) for ids, text in zip(batch, texts, strict=True)]
 
+    def encode_fitting(
+        self, text: str, second: str | None = None, add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> tuple[list[int], int | None]:
+        """Token ids of a text or a pair, cut to `max_tokens` with the special tokens kept, and where the vocabulary's
+        own rules say that the second text's tokens begin.
+        """
+        texts = [text] if second is None else [text, second]
+        ids, types = self.backend.encode_fitting(texts, add_special_tokens, max_tokens)
+        return self._one_bos(ids, text, add_special_tokens), types.index(1) if 1 in types else None
+
     def _one_bos(self, ids: list[int], text: str, add_special_tokens: bool) -> list[int]:
         bos = self.bos_token_id
         if add_special_tokens and bos is not None and ids[:2] == [bos, bos] and text.startswith(self.bos_token or "\0"):

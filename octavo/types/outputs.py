@@ -29,6 +29,13 @@ class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):
     rank: int  # of the chosen token, 1 = most likely
 
 
+class Pooled(msgspec.Struct, array_like=True, gc=False):
+    """The result of a request that makes no text: float32 numbers in the byte order of little-endian machines, row by row."""
+
+    shape: list[int]  # [width], or [tokens, width]
+    data: bytes
+
+
 class EngineOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """One request's share of one step, from core to front."""
 
@@ -44,6 +51,7 @@ class EngineOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False
     num_preemptions: int = 0
     queued_time: float = 0.0  # time.monotonic() of the first scheduling, set on the first output only
     error_kind: str | None = None  # the class in octavo.errors that `error` becomes; None: RequestFailedError
+    pooled: Pooled | None = None
 
 
 class EngineOutputs(msgspec.Struct, array_like=True, omit_defaults=True):

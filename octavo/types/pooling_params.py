@@ -13,7 +13,7 @@ MAX_RETURNED_LABELS = 4096
 
 
 class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Checked alone here; what the model can do is checked by `check_task` in the input processor."""
+    """Checked alone here; what the model can do is checked in engine/pooling_inputs.py."""
 
     task: str | None = None  # one of TASKS; None: the model's first
     dimensions: int | None = None  # of an embedding: its first so many numbers, normalised again (matryoshka models)
@@ -23,6 +23,7 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     step_tag_id: int | None = None  # token_classify: only tokens with this id
     returned_token_ids: list[int] | None = None  # token_classify: only these classes
     skip_reading_prefix_cache: bool | None = None
+    prompt_name: str | None = None  # of the model's prompts, the one that goes before the text
     segment_start: int | None = None  # index of the first token of a pair's second text; None: there is none
 
     def __post_init__(self) -> None:

@@ -23,4 +23,11 @@ class TokensPrompt(_TokensPromptText):
     prompt_token_ids: list[int]
 
 
+class PairPrompt(TypedDict):
+    """Two texts that a cross-encoder reads together."""
+
+    first: str
+    second: str
+
+
 PromptType = str | list[int] | TextPrompt | TokensPrompt

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from octavo.types.pooling_params import PoolingParams
 from octavo.types.sampling_params import SamplingParams
 
 
@@ -23,3 +24,6 @@ class EngineRequest(msgspec.Struct, array_like=True, omit_defaults=True):
     index: int = 0  # of the n answers
     # Was let in before the core was lost: the limits of the queue do not concern it again.
     is_admitted: bool = False
+    pooling_params: PoolingParams | None = (
+        None  # of a request that is computed for its hidden states: it samples nothing
+    )

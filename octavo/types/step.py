@@ -7,7 +7,8 @@ never travel back to it.
 
 import msgspec
 
-from octavo.types.outputs import TokenLogprobs
+from octavo.types.outputs import Pooled, TokenLogprobs
+from octavo.types.pooling_params import PoolingParams
 from octavo.types.sampling_params import SamplingParams
 
 
@@ -22,6 +23,7 @@ class NewRow(msgspec.Struct, array_like=True):
     sampling_params: SamplingParams
     stop_token_ids: list[int]  # EOS ids and stop_token_ids: masked while fewer than min_tokens are out
     block_ids: list[list[int]]  # for each KV group
+    pooling_params: PoolingParams | None = None
 
 
 class NewBlocks(msgspec.Struct, array_like=True, gc=False):
@@ -77,3 +79,6 @@ class ModelRunnerOutput(msgspec.Struct, array_like=True):
     logprobs: dict[int, list[TokenLogprobs]] | None = None  # index in the step -> one entry a sampled token
     prompt_logprobs: dict[int, list[TokenLogprobs]] | None = None  # index in the step -> entries for this chunk
     errors: dict[int, str] | None = None  # index in the step -> why this row failed (its neighbours did not)
+    pooled: dict[int, Pooled] | None = (
+        None  # index in the step -> what a request whose prompt is complete was computed for
+    )

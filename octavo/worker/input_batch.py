@@ -74,6 +74,18 @@ class InputBatch:
         context.rows = row_view
         return context
 
+    def prepare_dummy(self, num_tokens: int, num_requests: int) -> StepContext:
+        """Fill the buffers for made-up prompts of `num_tokens` tokens in all, each of which needs logits."""
+        lens = [num_tokens // num_requests + (i < num_tokens % num_requests) for i in range(num_requests)]
+        scratch = self.rows_state.scratch
+        context = self.prepare_mixed([scratch] * num_requests, lens, list(range(num_requests)))
+        # The scratch row reports length 0; attention must do a real chunk's work.
+        context.seq_lens.copy_(torch.tensor(lens, dtype=torch.int32))
+        context.seq_lens_cpu = lens
+        context.max_seq_len = max(lens)
+        self.rows_state.num_computed_np[scratch] = 0
+        return context
+
     def prepare_decode_rows(self, rows: list[int], padded: int) -> None:
         """Send the rows of a decode step (one token each) if they differ from the last decode step's, padded with scratch."""
         state = self.rows_state

@@ -62,7 +62,7 @@ class _Forward:
     rows_cpu: list[int]  # those rows
     rows: torch.Tensor  # the same on the device
     seq_lens: torch.Tensor  # [n] int32: index of the token to be sampled
-    plain: SamplerOutput | None = None  # what a graph has sampled already, the rows' extras left out
+    plain: SamplerOutput | None = None  # what a graph has sampled already, if that is all the rows ask for
     prompt: PromptScores | None = None
 
 
@@ -199,7 +199,7 @@ class ModelRunner:
             return None
         if forward.plain is not None:
             return forward.plain
-        # What a graph has sampled without the rows' extras is done again with them and overwritten.
+        # A graph may have sampled and stored tokens without the rows' extras: these take their place.
         state = self.rows
         out = self.sampler.sample(
             logits, forward.rows_cpu, rows, seq_lens, state.token_ids, state.num_prompt, *(masks or ())
@@ -234,14 +234,8 @@ class ModelRunner:
 
         The same path as a real step, but nothing is written to a cache block or a row: for measuring memory and warming up.
         """
-        lens = [num_tokens // num_requests + (i < num_tokens % num_requests) for i in range(num_requests)]
         scratch = [self.rows.scratch] * num_requests
-        context = self.batch.prepare_mixed(scratch, lens, list(range(num_requests)))
-        # The scratch row reports length 0; attention must do a real chunk's work.
-        context.seq_lens.copy_(torch.tensor(lens, dtype=torch.int32))
-        context.seq_lens_cpu = lens
-        context.max_seq_len = max(lens)
-        self.rows.num_computed_np[self.rows.scratch] = 0
+        context = self.batch.prepare_dummy(num_tokens, num_requests)
         logits = self.model.logits(self.forward(context)[self.batch.logits_index])
         self.sampler.sample(
             logits, scratch, self.batch.sampling_rows, context.seq_lens, self.rows.token_ids, self.rows.num_prompt

@@ -35,6 +35,8 @@ from octavo.worker.graphs import DecodeGraphs
 from octavo.worker.input_batch import InputBatch
 from octavo.worker.memory import MemoryPlan, count_blocks, measure_working_bytes, weight_bytes, zero_bytes
 from octavo.worker.model_runner import ModelRunner, StepHandle
+from octavo.worker.pooling_model import load_dense, pooling_class
+from octavo.worker.pooling_runner import PoolingRunner
 from octavo.worker.profiler import WorkerProfiler, add_layer_ranges
 from octavo.worker.rows import Rows
 from octavo.worker.sampler import Sampler
@@ -69,7 +71,7 @@ class Worker:
         self._profiler = None if config.profiler is None else WorkerProfiler(config.profiler, self.device)
         self._host_weights: HostWeights | None = None  # while the model's own are away
         self._kv: KVCacheConfig
-        self.runner: ModelRunner
+        self.runner: ModelRunner | PoolingRunner
         self.rows: Rows
         if config.device.num_threads:
             torch.set_num_threads(config.device.num_threads)
@@ -91,17 +93,23 @@ class Worker:
     @torch.no_grad()
     def load_model(self) -> None:
         """Build the model and fill it from the checkpoint."""
-        model, load = self.config.model, self.config.load
+        model, load, pooling = self.config.model, self.config.load, self.config.pooling
         # The table of positions must cover the served context, which may be longer than the trained one.
         hf_config = HFConfig({**model.hf_config.data, "max_model_len": model.max_model_len})
-        make = model_class(model.architecture, model.model_impl)
+        if pooling is not None:
+            hf_config = HFConfig({**hf_config.data, "num_labels": len(pooling.labels)})
+        make: Callable[[HFConfig], Any] = model_class(model.architecture, model.model_impl)
         self._method = choose_method(load, getattr(make, "packing", {}))
+        if pooling is not None:
+            make = pooling_class(make, pooling)
         self.model = materialise(lambda: make(hf_config), self._method_for, self.dtype, self.device)
         if model.model_impl == "transformers":
             said = self.model.load_checkpoint(model.path, load.load_format, self._method_for, self.dtype, self.device)
             logger.info("%s", said)
         else:
             load_model(self.model, load, model.path, dtype=self.dtype, device=self.device, seed=model.seed)
+        if pooling is not None and pooling.dense:
+            self.model.projection = load_dense(pooling, self.device)
         process_after_loading(self.model)
         if self.config.compilation.compiles_blocks:
             compile_blocks(self.model)
@@ -210,13 +218,17 @@ class Worker:
                 runner.dummy_step(tokens, -(-tokens // self.config.model.max_model_len))
             runner.dummy_step(max_tokens, requests)
             runner.dummy_step(requests, requests)
-            for size in self._capture_sizes():
-                runner.decode_step(size)
-            for params in SAMPLING_EXTRAS:
-                runner.sampler.add_row(runner.rows.scratch, NewRow(runner.rows.scratch, "", [], 0, 0, params, [], []))
-                runner.dummy_step(1, 1)
-                runner.sampler.remove_row(runner.rows.scratch)
+            if isinstance(runner, ModelRunner):
+                self._run_decodes(runner)
         self._kernel_compiler.compile(launches)
+
+    def _run_decodes(self, runner: ModelRunner) -> None:
+        for size in self._capture_sizes():
+            runner.decode_step(size)
+        for params in SAMPLING_EXTRAS:
+            runner.sampler.add_row(runner.rows.scratch, NewRow(runner.rows.scratch, "", [], 0, 0, params, [], []))
+            runner.dummy_step(1, 1)
+            runner.sampler.remove_row(runner.rows.scratch)
 
     def _capture_sizes(self) -> list[int]:
         """Batch sizes whose decode step becomes a CUDA graph."""
@@ -244,6 +256,12 @@ class Worker:
         self.rows = Rows(scheduler.max_num_seqs, scheduler.max_model_len, self.device)
         self.rows.make_block_tables(kv)
         batch = InputBatch(self.rows, scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+        self._allocate_kv_cache(kv)
+        for state in row_states(self.model):
+            state.allocate(scheduler.max_num_seqs + 1, self.device)
+        if self.config.pooling is not None:
+            self.runner = PoolingRunner(self.model, self.config.pooling, self.rows, batch)
+            return
         sampler = Sampler(
             scheduler.max_num_seqs + 1,
             vocab_size,
@@ -251,9 +269,6 @@ class Worker:
             self.config.model.logprobs_mode,
             self.custom_processors,
         )
-        self._allocate_kv_cache(kv)
-        for state in row_states(self.model):
-            state.allocate(scheduler.max_num_seqs + 1, self.device)
         self.runner = ModelRunner(self.model, self.rows, batch, sampler, None)
 
     def _allocate_kv_cache(self, kv: KVCacheConfig) -> None:
@@ -278,18 +293,23 @@ class Worker:
         """Run what would be slow the first time: kernels, then graphs."""
         started = time.perf_counter()
         self.runner.dummy_step(1, 1)
-        compilation = self.config.compilation
-        if sizes := self._capture_sizes():
-            self.runner.graphs = self._capture(sizes)
-        elif self.device.type == "cpu" and not compilation.enforce_eager and not compilation.compiles_blocks:
-            self.runner.graphs = CpuPrograms.try_make(self.runner)
+        if isinstance(self.runner, ModelRunner):
+            self.runner.graphs = self._make_graphs(self.runner)
         logger.info("warm-up took %.2f s", time.perf_counter() - started)
         used = {name: op.chosen() for name, op in sorted(REGISTRY.items()) if op.is_in_use}
         serving = ", ".join(f"{name}={provider}" for name, provider in used.items() if provider != "torch")
         logger.info("operators served by: %s; the others by torch", serving)
 
-    def _capture(self, sizes: list[int]) -> DecodeGraphs | None:
-        graphs = DecodeGraphs(self.runner.decode_step, sizes)
+    def _make_graphs(self, runner: ModelRunner) -> DecodeGraphs | CpuPrograms | None:
+        compilation = self.config.compilation
+        if sizes := self._capture_sizes():
+            return self._capture(runner, sizes)
+        if self.device.type == "cpu" and not compilation.enforce_eager and not compilation.compiles_blocks:
+            return CpuPrograms.try_make(runner)
+        return None
+
+    def _capture(self, runner: ModelRunner, sizes: list[int]) -> DecodeGraphs | None:
+        graphs = DecodeGraphs(runner.decode_step, sizes)
         # Our own models are written to be captured; of others' code it has to be seen.
         wait = graphs.find_wait() if self.config.model.model_impl == "transformers" else None
         if wait is not None:

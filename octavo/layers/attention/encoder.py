@@ -1,5 +1,7 @@
 """`EncoderAttention`: self-attention in both directions. It keeps nothing: a request is computed whole, in one step."""
 
+from typing import cast
+
 import torch
 from torch import nn
 
@@ -49,7 +51,7 @@ class EncoderAttention(nn.Module):
         q, k, v = qkv.view(qkv.shape[0], -1, self.head_dim).split(heads, dim=1)
         q, k = q if q_norm is None else q_norm(q), k if k_norm is None else k_norm(k)
         if rope is not None:
-            table = rope.cos_sin[positions]
+            table = cast(torch.Tensor, rope.cos_sin)[positions]
             q, k = apply_rope(q, table, rope.interleaved), apply_rope(k, table, rope.interleaved)
         context = get_step_context()
         out = encoder_attention(

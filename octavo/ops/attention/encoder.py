@@ -1,5 +1,7 @@
 """Attention in both directions over whole texts, without a cache: what encoders compute."""
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 
@@ -40,7 +42,7 @@ def encoder_attention(
 
 def _bounds(query_start_loc: torch.Tensor, query_start_loc_cpu: list[int] | None) -> list[tuple[int, int]]:
     starts = query_start_loc.tolist() if query_start_loc_cpu is None else query_start_loc_cpu
-    return [(start, end) for start, end in zip(starts, starts[1:], strict=False) if start < end]
+    return [(start, end) for start, end in itertools.pairwise(starts) if start < end]
 
 
 def _near(length: int, window: int, device: torch.device) -> torch.Tensor:
