@@ -98,6 +98,6 @@ def _embedding_inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
 
 gguf_linear.inputs = _linear_inputs
 # A sum taken in another order may move an activation over the edge between two integers: one step of 1/127 of a block's
-# largest, times one weight.
-gguf_linear.tolerance[torch.float32] = (1e-4, 5e-3)
+# largest, times one weight, and times the gate where there is one (sums here reach 15).
+gguf_linear.tolerance[torch.float32] = (1e-3, 2e-2)
 gguf_embedding.inputs = _embedding_inputs
