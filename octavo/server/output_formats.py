@@ -135,7 +135,7 @@ class OutputFormats:
             hides_reasoning=body.include_reasoning is False,
             tools=use.tools,
             used_ids=_call_ids(body.messages),
-            max_calls=max_calls,
+            max_calls=None if use.is_forced else max_calls,  # a grammar that forces calls counts them itself
         )
         if self.reasoning is not None:
             plan = replace(
