@@ -20,6 +20,10 @@ def _read_vocabulary(config: EngineConfig) -> Vocabulary:
     if config.tokenizer.path is None:
         raise ClientError("structured_outputs: this engine runs without a tokenizer.", param="structured_outputs")
     tokenizer = get_tokenizer(config.tokenizer)
+    if not config.model.eos_token_ids:
+        raise ClientError(
+            "structured_outputs: this model has no token that ends an answer.", param="structured_outputs"
+        )
     if tokenizer.token_bytes is None:
         raise ClientError(
             "structured_outputs: the tokens of this model's vocabulary are more than bytes, so no grammar can follow them.",

@@ -212,6 +212,7 @@ class Scheduler:
         for request in waiting:
             assert request.status == RequestStatus.WAITING and self._requests[request.request_id] is request
             assert request.row == -1 and not any(request.block_ids) and request.num_reserved_blocks == 0
+        assert self._num_grammar_rows == sum(request.grammar is not None for request in self._running)
         rows = sorted(self._free_rows + [r.row for r in self._running])
         assert rows == list(range(self._config.max_num_seqs)), f"rows are lost or doubled: {rows}"
         num_in_flight = {r.request_id: 0 for r in self._requests.values()}

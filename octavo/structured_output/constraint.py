@@ -35,6 +35,15 @@ class Constraint:
 
 def make_constraint(params: StructuredOutputsParams, config: StructuredOutputsConfig = _DEFAULTS) -> Constraint:
     """Check what a client asked for, as far as that needs no engine; `config` says what holds for all. Raises ClientError."""
+    constraint = _read(params, config)
+    try:
+        (constraint.text + constraint.whitespace).encode()
+    except UnicodeEncodeError as error:  # half of a surrogate pair
+        raise _bad(f"the constraint is no text: {error}.") from None
+    return constraint
+
+
+def _read(params: StructuredOutputsParams, config: StructuredOutputsConfig) -> Constraint:
     if params.whitespace_pattern is not None:
         whitespace = params.whitespace_pattern
     elif params.disable_any_whitespace or config.disable_any_whitespace:
@@ -61,7 +70,10 @@ def make_constraint(params: StructuredOutputsParams, config: StructuredOutputsCo
 
 
 def _to_json(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except ValueError as error:
+        raise _bad(f"the constraint is not JSON: {error}.") from None
     if len(text) > MAX_CONSTRAINT_BYTES:
         raise _bad(f"the constraint has {len(text)} characters; at most {MAX_CONSTRAINT_BYTES} are allowed.")
     return text

@@ -112,17 +112,15 @@ class _Walk:
             reference, (schema, path) = self._pending.popitem()
             self._resolved[reference] = self._schema(schema, path, 0)
         self._refuse_empty_cycles(cleaned, ())
-        for reference, schema in self._resolved.items():
-            self._put(cleaned, reference, schema)
+        # Definitions go back where references look for them, inner ones first: an outer one holds its inner ones.
+        for reference in sorted(self._resolved, key=lambda reference: -reference.count("/")):
+            steps = _steps(reference)
+            if steps and steps[0] in ("$defs", "definitions"):
+                place = cleaned
+                for step in steps[:-1]:
+                    place = place.setdefault(step, {})
+                place[steps[-1]] = self._resolved[reference]
         return cleaned
-
-    def _put(self, root: Any, reference: str, schema: Any) -> None:
-        """Put a definition back where its reference looks for it; what lies on the walked way is there already."""
-        steps = _steps(reference)
-        if steps and steps[0] in ("$defs", "definitions"):
-            for step in steps[:-1]:
-                root = root.setdefault(step, {})
-            root[steps[-1]] = schema
 
     def _schema(self, schema: Any, path: Path, depth: int) -> Any:
         self._num_subschemas += 1

@@ -46,13 +46,14 @@ class PendingGrammar:
     def poll(self) -> RequestGrammar | None:
         """The grammar once it is there. Raises OctavoError, a ClientError if the client's constraint is at fault."""
         if self.future.done():
-            try:
+            error = self.future.exception()
+            if error is None:
                 return self.future.result()
-            except OctavoError:
-                raise
-            except Exception as error:
-                logger.error("a grammar could not be made", exc_info=error)
-                raise RequestFailedError(f"its grammar could not be made: {error!r}") from error
+            if isinstance(error, OctavoError):
+                raise error
+            # A native engine that panics raises no Exception; that is this request's misfortune all the same.
+            logger.error("a grammar could not be made", exc_info=error)
+            raise RequestFailedError(f"its grammar could not be made: {error!r}") from error
         if time.monotonic() > self.deadline:
             self.future.cancel()
             raise ClientError(

@@ -109,6 +109,10 @@ def test_forced_tokens(backend):
         ({"regex": "(" * 1000}, "200 brackets"),
         ({"grammar": "root ::= " + "(" * 1000}, "200 brackets"),
         ({"json": {"enum": ["x" * 300_000]}}, "at most 262144"),
+        ({"json": '{"const": 1e999}'}, "not JSON"),
+        ({"json": {"const": "\ud800"}}, "no text"),
+        ({"regex": "\udfff"}, "no text"),
+        ({"choice": ["\ud83c"]}, "no text"),
     ],
 )
 def test_what_no_engine_is_asked(fields, words):
