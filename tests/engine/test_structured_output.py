@@ -89,7 +89,9 @@ def test_answers_are_the_same_however_they_are_computed(make_engine):
             jsonschema.validate(json.loads(choice.text), SCHEMA)
     alone = make_engine()
     for name in ("json 1", "plain 1", "choice", "logprobs"):
-        assert tokens(run(alone, {name: mixed_requests()[name]})) == {name: tokens(expected)[name]}, f"{name} depends on the others"
+        assert tokens(run(alone, {name: mixed_requests()[name]})) == {name: tokens(expected)[name]}, (
+            f"{name} depends on the others"
+        )
     for options in (
         {"async_scheduling": True},
         {"max_num_batched_tokens": 16, "max_num_seqs": 4},
@@ -152,6 +154,25 @@ def test_limits_and_stops(make_engine):
     assert found["ignore eos"][1] == "length"
     assert found["stop"][1] == "stop" and found["stop"][0].startswith("{") and '"age' not in found["stop"][0]
     assert found["exact"] == ("abc", "stop")
+
+
+def test_a_model_that_likes_white_space_gets_to_the_end(make_engine):
+    """FC-061."""
+    engine = make_engine()
+    whitespace = [engine.get_tokenizer().encode(text, add_special_tokens=False)[0] for text in (" ", "\n", "\t")]
+    pair = {"type": "array", "items": {"type": "boolean"}, "maxItems": 2}
+    schema = {
+        "type": "object",
+        "properties": {"a": pair, "b": pair},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    requests = {
+        str(favourite): params(json=schema, temperature=0.0, max_tokens=200, logit_bias={favourite: 100})
+        for favourite in whitespace
+    }
+    for output in run(engine, requests).values():
+        json.loads(output.outputs[0].text)
 
 
 def test_logprobs_report_the_masked_token_itself(make_engine):
