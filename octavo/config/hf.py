@@ -17,8 +17,8 @@ _MISSING = object()
 # The same thing under the names that older architectures gave it.
 ALIASES: dict[str, tuple[str, ...]] = {
     "hidden_size": ("n_embd", "d_model"),
-    "num_hidden_layers": ("n_layer", "num_layers", "n_layers"),
-    "num_attention_heads": ("n_head", "num_heads", "n_heads"),
+    "num_hidden_layers": ("n_layer", "num_layers", "n_layers", "decoder_layers"),
+    "num_attention_heads": ("n_head", "num_heads", "n_heads", "decoder_attention_heads"),
     "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length"),
     "num_key_value_heads": ("num_kv_heads",),
     "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
@@ -155,7 +155,7 @@ class HFConfig:
         """
         merged: dict[str, Any] = dict(self.get("rope_scaling") or {})
         stated = self.get("rope_parameters") or {}
-        merged.update(stated.get("full_attention", stated))
+        merged.update(stated.get("full_attention", stated) or {})
         merged.setdefault("rope_type", merged.pop("type", "default"))
         merged.setdefault("rope_theta", self.get("rope_theta", 10000.0))
         merged.setdefault("partial_rotary_factor", self.get("partial_rotary_factor", 1.0))

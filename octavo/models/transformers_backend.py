@@ -11,6 +11,7 @@ No per-model code. Three seams of transformers carry it:
 """
 
 import contextlib
+import functools
 import inspect
 import time
 from collections.abc import Callable
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 IMPLEMENTATION = "octavo"
+TRACE = "octavo_trace"  # of the pass on the meta device
 
 # What the attention function talks to; one model runs at a time in a process.
 _active: "TransformersForCausalLM | None" = None
@@ -96,6 +98,8 @@ class TransformersForCausalLM(CausalLM):
                 hidden_size = self.hf_config.get_text_config().hidden_size
                 module.forward = RequestwiseForward(module, layer, state, self.decoder_options["cache"], hidden_size)
         self.first_position = _first_position(self.decoder)
+        for table in _counting_tables(self.decoder):
+            table.forward = functools.partial(self._look_up_positions, table)
         self.head = _Given(self.decoder)
         setattr(self.hf_model, self.hf_model.base_model_prefix, self.head)
         return f"transformers backend: {swapped}, {time.perf_counter() - started:.1f} s"
@@ -103,6 +107,7 @@ class TransformersForCausalLM(CausalLM):
     def forward(
         self, input_ids: torch.Tensor | None, positions: torch.Tensor, inputs_embeds: torch.Tensor | None = None
     ) -> torch.Tensor:
+        self.positions = positions
         embeds = None if inputs_embeds is None else inputs_embeds[None]
         ids = None if input_ids is None or embeds is not None else input_ids[None]
         with self._serving():
@@ -115,9 +120,14 @@ class TransformersForCausalLM(CausalLM):
             )
         return out.last_hidden_state[0]
 
+    def _look_up_positions(self, table: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """In place of a table of positions that counts from the cache's length."""
+        return nn.functional.embedding(self.positions + getattr(table, "offset", 0), table.weight)[None]
+
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         self.head.hidden_states = hidden_states[None]
-        return self.hf_model(input_ids=None, use_cache=False, return_dict=True).logits[0]
+        # Where the decoder was, the embeddings are not looked at; some heads look at how many they are.
+        return self.hf_model(inputs_embeds=hidden_states[None], use_cache=False, return_dict=True).logits[0]
 
     @contextlib.contextmanager
     def _serving(self):
@@ -179,6 +189,14 @@ def _decoder(model: Any) -> Any:
     decoder = getattr(model, model.base_model_prefix)
     decoder.warn_if_padding_and_no_attention_mask = lambda *args, **kwargs: None
     return decoder
+
+
+def _counting_tables(decoder: nn.Module) -> list[Any]:
+    """Tables of positions that BART and its likes index by a count of their own."""
+    if "position_ids" in inspect.signature(decoder.forward).parameters:
+        return []
+    found = [m for name, m in decoder.named_modules() if name.rpartition(".")[2] == "embed_positions"]
+    return [module for module in found if isinstance(module, nn.Embedding)]
 
 
 def _first_position(decoder: nn.Module) -> int:
@@ -245,6 +263,12 @@ class _Recorder:
 
     def __init__(self) -> None:
         self.layers: dict[int, PagedAttention] = {}
+        self.masked_windows: set[int] = set()  # which the model would apply by a mask
+
+    def mask(self, *args: Any, local_size: int | None = None, **kwargs: Any) -> None:
+        """Stands in for the function that makes masks: notes what they would hide, and makes none."""
+        if local_size is not None:
+            self.masked_windows.add(local_size)
 
     def __call__(self, module: Any, query, key, value, attention_mask=None, *, scaling=None, **kwargs: Any):
         if not getattr(module, "is_causal", True):
@@ -277,10 +301,12 @@ def _discover_layers(config: Any, architecture: str) -> tuple[dict[int, PagedAtt
 
     Refuses what cannot run, with the reason.
     """
-    from transformers import AttentionInterface
+    from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 
     from octavo.models.transformers_states import keeps_states, recurrent_layers, watch_states
 
+    config._attn_implementation = TRACE
+    AttentionInterface.register(TRACE, _paged)
     try:
         with torch.device("meta"), default_dtype(_TRACED):
             model = _auto_class().from_config(config, dtype=_TRACED)
@@ -293,12 +319,20 @@ def _discover_layers(config: Any, architecture: str) -> tuple[dict[int, PagedAtt
             f"{architecture} is not the causal language model that transformers has for model_type={config.model_type!r} "
             f"({type(model).__name__}); only decoder-only generation is supported."
         )
+    if not hasattr(model, model.base_model_prefix):
+        raise ConfigError(f"{architecture} keeps its decoder under another name than transformers' models do.")
     decoder = _decoder(model)
     has_states = keeps_states(config)
     if getattr(model, "_is_stateful", False) and not has_states:
         raise ConfigError(f"{architecture} keeps recurrent state in a way of its own, which cannot be batched.")
     recorder, recurrent = _Recorder(), []
-    AttentionInterface.register(IMPLEMENTATION, recorder)
+    # It reads positions to see whether they are several sequences' in a row, and on the meta device there is nothing to read.
+    find_packed, masking_utils.find_packed_sequence_indices = (
+        masking_utils.find_packed_sequence_indices,
+        lambda ids: None,
+    )
+    AttentionInterface.register(TRACE, recorder)
+    AttentionMaskInterface.register(TRACE, recorder.mask)
     try:
         ids = torch.zeros(1, 2, dtype=torch.int64, device="meta")
         if has_states:
@@ -312,17 +346,30 @@ def _discover_layers(config: Any, architecture: str) -> tuple[dict[int, PagedAtt
     except (NotImplementedError, RuntimeError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(f"{architecture} cannot be traced for the transformers backend: {error}") from error
     finally:
-        _register()
-    if recorder.layers and "position_ids" not in inspect.signature(decoder.forward).parameters:
+        masking_utils.find_packed_sequence_indices = find_packed
+        config._attn_implementation = IMPLEMENTATION
+    is_told = "position_ids" in inspect.signature(decoder.forward).parameters or _counting_tables(decoder)
+    if recorder.layers and not is_told:
         raise ConfigError(f"{architecture} counts positions by itself, which a batch of chunks cannot follow.")
+    hidden = recorder.masked_windows - {layer.window for layer in recorder.layers.values()}
+    if hidden:
+        raise ConfigError(
+            f"{architecture} hides what is outside a window or chunk of {hidden.pop()} tokens by a mask, and does not tell its "
+            "attention."
+        )
     text = config.get_text_config()
-    kinds = getattr(text, "layers_block_type", None) or [""] * text.num_hidden_layers
+    num_layers = getattr(text, "decoder_layers", text.num_hidden_layers)
+    kinds = getattr(text, "layers_block_type", None) or [""] * num_layers
     expected = {index for index, kind in enumerate(kinds) if kind not in ("moe", "mlp")}
     known = set(recorder.layers) | {layer.layer_idx for layer in recurrent}
     if known != expected:
         raise ConfigError(
             f"{architecture} mixes tokens in layers {sorted(expected)}, of which {sorted(known)} attend through "
             "transformers' interface or keep states in its cache; the transformers backend needs all."
+        )
+    if len({layer.num_kv_heads * layer.head_dim for layer in recorder.layers.values()}) > 1:
+        raise ConfigError(
+            f"{architecture} keeps keys of different sizes in different layers, and one pool holds one size."
         )
     return {i: recorder.layers[i] for i in sorted(recorder.layers)}, recurrent
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from transformers.cache_utils import DynamicCache, LinearAttentionCacheLayerMixin
 
+from octavo.errors import ConfigError
 from octavo.layers.ssm.state import RowState
 
 CONV, RECURRENT = "conv_states", "recurrent_states"
@@ -109,7 +110,7 @@ class RequestwiseForward:
         self._layer, self._state, self._cache = layer, state, cache
         self._place: Any = cache.layers[layer.layer_idx]
         has_recurrence = any(kind == RECURRENT for kind, _ in layer.states)
-        self._by_token = has_recurrence and not self._goes_on_by_chunks(hidden_size, next(module.parameters()))
+        self._by_token = has_recurrence and not self._goes_on_by_chunks(module, hidden_size)
 
     def __call__(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         def recurrence(inputs: torch.Tensor, states: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -128,12 +129,13 @@ class RequestwiseForward:
                 self._place.conv_kernel_size[number] = tensor.shape[-1]
 
     @torch.inference_mode()
-    def _goes_on_by_chunks(self, hidden_size: int, weight: torch.Tensor) -> bool:
+    def _goes_on_by_chunks(self, module: nn.Module, hidden_size: int) -> bool:
         """Whether a chunk goes on from the recurrent states it finds, as one token always does: some scans start from
         nothing.
 
         Found out by trying: two tokens after states of zeros and of ones.
         """
+        weight = next(module.parameters())
         inputs = torch.randn(1, 2, hidden_size, generator=torch.Generator().manual_seed(0)).to(weight)
         outs = []
         for start in (0.0, 1.0):
@@ -141,5 +143,8 @@ class RequestwiseForward:
             for (kind, _), state in zip(self._layer.states, states, strict=True):
                 state.fill_(start if kind == RECURRENT else 0.0)
             self._set(states)
-            outs.append(self._original(inputs, cache=self._cache))
+            out = self._original(inputs, cache=self._cache)
+            if not isinstance(out, torch.Tensor):
+                raise ConfigError(f"{type(module).__name__} gives more than hidden states, which cannot be batched.")
+            outs.append(out)
         return not torch.equal(*outs)
