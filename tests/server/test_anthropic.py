@@ -54,7 +54,13 @@ async def official(engine: FakeEngine | None = None, **args: Any):
     transport = httpx2.ASGITransport(app=make_app(engine, **args))
     async with (
         httpx2.AsyncClient(transport=transport) as http,
-        anthropic.AsyncAnthropic(base_url="http://test", api_key="secret", http_client=http, max_retries=0) as client,
+        anthropic.AsyncAnthropic(
+            base_url="http://test",
+            api_key="secret",
+            http_client=http,
+            max_retries=0,
+            _strict_response_validation=True,
+        ) as client,
     ):
         yield client
 

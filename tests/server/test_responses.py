@@ -44,7 +44,13 @@ async def official(engine: FakeEngine | None = None, **args: Any):
     transport = httpx2.ASGITransport(app=make_app(engine, **args))
     async with (
         httpx2.AsyncClient(transport=transport) as http,
-        openai.AsyncOpenAI(base_url="http://test/v1", api_key="secret", http_client=http, max_retries=0) as client,
+        openai.AsyncOpenAI(
+            base_url="http://test/v1",
+            api_key="secret",
+            http_client=http,
+            max_retries=0,
+            _strict_response_validation=True,
+        ) as client,
     ):
         yield client
 
@@ -89,6 +95,23 @@ async def test_official_client_whole_and_streamed():
     assert streamed.usage == whole.usage
     assert (whole.store, whole.background, whole.error, whole.incomplete_details) == (False, False, None, None)
     assert "".join(event.delta for event in seen if event.type == "response.output_text.delta") == "Hello there"
+
+
+async def test_chats_and_completions_hold_to_the_clients_types():
+    """The older routes through the same strict client: every chunk and every answer is what it has a type for."""
+    async with official() as client:
+        chat = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "logprobs": True, "top_logprobs": 2}
+        whole = await client.chat.completions.create(**chat, n=2)
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        chunks = [chunk async for chunk in await client.chat.completions.create(**chat, **options)]
+        assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "Hello there"
+        texts = {"model": "tiny", "prompt": ["a", "b"], "logprobs": 2}
+        answer = await client.completions.create(**texts)
+        # Streamed completions have no finish_reason before the last, as everywhere; the client's type has no place for that.
+        models = await client.models.list()
+        for value in (whole, *chunks, answer, *models.data):
+            type(value).model_validate_json(value.model_dump_json(exclude_unset=True), strict=True)
+    assert [choice.text for choice in answer.choices] == ["Hello there"] * 2
 
 
 async def test_answers_hold_to_the_clients_types():
