@@ -53,7 +53,8 @@ class CompiledGrammar(ABC):
 
 
 class Backend(ABC):
-    """A grammar engine for one vocabulary. `compile` may be called from several threads, all else from one."""
+    """A grammar engine for one vocabulary. Several threads may compile, and fill the mask of one grammar of their own;
+    only one fills those of several."""
 
     @abstractmethod
     def compile(self, constraint: Constraint) -> CompiledGrammar:

@@ -81,7 +81,10 @@ class XGrammar(Backend):
 
     def fill(self, grammars: Sequence[Grammar], masks: Masks, rows: Sequence[int]) -> dict[int, str]:
         matchers = [grammar.matcher for grammar in cast("Sequence[_Grammar]", grammars)]
-        self._batch.batch_fill_next_token_bitmask(matchers, masks, list(rows))
+        if len(matchers) == 1:
+            matchers[0].fill_next_token_bitmask(masks, rows[0])
+        else:
+            self._batch.batch_fill_next_token_bitmask(matchers, masks, list(rows))
         return {}
 
 
