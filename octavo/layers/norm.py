@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from octavo.ops.norm import rms_norm
+from octavo.ops.norm import add_norm, rms_norm
 
 
 class RMSNorm(nn.Module):
@@ -14,7 +14,10 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
         self.eps = eps
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """norm(x), on top of `residual` where there is one."""
+        if residual is not None:
+            return add_norm(x, self.weight, self.eps, residual)
         return rms_norm(x, self.weight, self.eps)
 
 

@@ -29,8 +29,8 @@ class SandwichLayer(LlamaLayer):
         attended = self.self_attn(positions, x, self.input_layernorm, None, 1.0)
         if self.is_last:
             x, attended = keep_output_rows(x), keep_output_rows(attended)
-        x = x + self.post_attention_layernorm(attended)
-        return x + self.post_feedforward_layernorm(self.mlp(x, self.pre_feedforward_layernorm))
+        x = self.post_attention_layernorm(attended, x)
+        return self.post_feedforward_layernorm(self.mlp(x, self.pre_feedforward_layernorm), x)
 
 
 class Gemma3Layer(SandwichLayer):

@@ -5,7 +5,7 @@ import importlib.util
 import os
 
 # The last registered is tried first.
-_CPU_MODULES = ("attention.sdpa", "by_row", "cpu.linear", "cpu.attention", "cpu.step")
+_CPU_MODULES = ("attention.sdpa", "by_row", "cpu.norm", "cpu.linear", "cpu.attention", "cpu.step")
 _TRITON_MODULES = (
     "norm_triton",
     "activation_triton",

@@ -20,7 +20,16 @@ from octavo.platforms.cpu import count_threads
 
 logger = get_logger(__name__)
 
-KERNELS = ("linear", "embedding", "qkv_rope_write", "attention", "gather_decode", "argmax", "store_sampled")
+KERNELS = (
+    "linear",
+    "embedding",
+    "rms_norm",
+    "qkv_rope_write",
+    "attention",
+    "gather_decode",
+    "argmax",
+    "store_sampled",
+)
 
 
 @functools.cache

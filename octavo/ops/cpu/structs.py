@@ -120,6 +120,21 @@ class AttentionArgs(ctypes.Structure):
     ]
 
 
+class NormArgs(ctypes.Structure):
+    """norm.cpp: NormArgs"""
+
+    _fields_ = [
+        ("x", c_void_p),
+        ("rows", Count),
+        ("width", c_int64),
+        ("weight", c_void_p),
+        ("residual", c_void_p),
+        ("out", c_void_p),
+        ("eps", c_float),
+        ("reserved", c_int32),
+    ]
+
+
 class GatherGroup(ctypes.Structure):
     """step.cpp: GatherArgs.groups"""
 
