@@ -471,6 +471,8 @@ AsyncLLMEngine = AsyncLLM
 
 
 def _text_length(prompt: Any) -> int:
+    if isinstance(prompt, Mapping) and "second" in prompt:
+        return len(prompt["first"]) + len(prompt["second"])
     text = prompt.get("prompt") if isinstance(prompt, Mapping) and "prompt_token_ids" not in prompt else prompt
     return len(text) if isinstance(text, str) else 0
 

@@ -3,7 +3,7 @@
 from typing import cast
 
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import BaseRoute, Router
+from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.config.server_args import ServerArgs
@@ -20,12 +20,15 @@ from octavo.server.keys import KeyRing, api_keys
 from octavo.server.middleware import AccessLog, Admission, ApiKey, Errors, RootPath
 from octavo.server.openai.routes import ROUTES as OPENAI_ROUTES
 from octavo.server.output_formats import make_formats
+from octavo.server.pooling.routes import ROUTES as POOLING_ROUTES
+from octavo.server.pooling.routes import refused
 from octavo.server.prompts import PromptMaker
 from octavo.server.responses.routes import ROUTES as RESPONSES_ROUTES
 from octavo.server.responses.routes import STORE_ROUTES
 from octavo.server.responses.store import ResponseStore
 from octavo.server.stall_guard import StallGuard
 from octavo.server.tokens.routes import ROUTES as TOKENS_ROUTES
+from octavo.server.ui.routes import is_wanted, page_routes
 from octavo.tracing import TraceContext, TracedEngine, make_provider
 
 
@@ -68,6 +71,18 @@ class Application:
         await self._app(scope, receive, send)
 
 
+def _routes_of_tasks(engine: EngineClient) -> list[Route]:
+    """The routes of what the model makes, text or else; those of the other kind say that it does not."""
+    pooling = engine.config.pooling
+    makers = [*RESPONSES_ROUTES, *ANTHROPIC_ROUTES]
+    if pooling is None:
+        reason = "it generates text; use /v1/completions or /v1/chat/completions."
+        return [*OPENAI_ROUTES, *makers, *refused(POOLING_ROUTES, reason)]
+    makers += [route for route in OPENAI_ROUTES if route.path in ("/v1/completions", "/v1/chat/completions")]
+    others = [route for route in OPENAI_ROUTES if route not in makers]
+    return [*others, *POOLING_ROUTES, *refused(makers, f"its tasks are {', '.join(pooling.tasks)}.")]
+
+
 def build_app(engine: EngineClient, args: ServerArgs, stats: StatCollector | None = None) -> Application:
     """Make the application that serves `engine`; `stats` is the engine's stat logger, shown at /metrics."""
     if args.otlp_traces_endpoint is not None:
@@ -84,9 +99,7 @@ def build_app(engine: EngineClient, args: ServerArgs, stats: StatCollector | Non
         ResponseStore(args.responses_store_bytes),
     )
     routes: list[BaseRoute] = [
-        *OPENAI_ROUTES,
-        *RESPONSES_ROUTES,
-        *ANTHROPIC_ROUTES,
+        *_routes_of_tasks(engine),
         *admin_routes(args.enable_server_load_tracking),
     ]
     if args.responses_store_bytes:
@@ -97,6 +110,9 @@ def build_app(engine: EngineClient, args: ServerArgs, stats: StatCollector | Non
         routes += control.routes()
     if engine.config.profiler is not None:
         routes += profile.routes()
+    if is_wanted(args, bool(api_keys(args))):
+        pooling = engine.config.pooling
+        routes += page_routes(args.root_path, pooling.tasks if pooling is not None else ())
     if not args.disable_fastapi_docs:
         routes += docs_routes()
     return Application(context, routes, http)

@@ -17,7 +17,14 @@ from octavo.errors import ClientError
 from octavo.server.answers import encode
 from octavo.server.app import Application
 
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/score", "/v1/rerank")
+URLS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/embeddings",
+    *(f"{prefix}/score" for prefix in ("", "/v1")),
+    *(f"{prefix}/rerank" for prefix in ("", "/v1", "/v2")),
+)
 # Answers may wait for an earlier line's; this many times the lines that run.
 ROOM = 8
 

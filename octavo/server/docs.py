@@ -15,6 +15,7 @@ from octavo import __version__
 from octavo.server.answers import Json
 from octavo.server.anthropic import protocol as messages
 from octavo.server.openai import protocol, responses
+from octavo.server.pooling import protocol as pooling
 from octavo.server.responses import protocol as items
 
 # (method, path, sentence, request body, answer)
@@ -36,6 +37,18 @@ _ROUTES: tuple[tuple[str, str, str, type | None, type | None], ...] = (
         messages.CountTokensRequest,
         messages.TokenCount,
     ),
+    ("post", "/v1/embeddings", "Vectors of texts.", pooling.EmbeddingRequest, pooling.PoolingList[pooling.Embedding]),
+    ("post", "/v2/embed", "Vectors of texts (Cohere).", pooling.CohereEmbedRequest, pooling.CohereEmbedResponse),
+    (
+        "post",
+        "/pooling",
+        "Rows of numbers.",
+        pooling.PoolingRequest,
+        pooling.PoolingList[pooling.PoolingItem],
+    ),
+    ("post", "/classify", "Classes of texts.", pooling.ClassifyRequest, pooling.PoolingList[pooling.Classification]),
+    ("post", "/v1/score", "How well two texts go together.", pooling.ScoreRequest, pooling.PoolingList[pooling.Score]),
+    ("post", "/v1/rerank", "Documents by how well they answer.", pooling.RerankRequest, pooling.RerankResponse),
     ("get", "/v1/models", "Names of the model.", None, responses.ModelList),
     ("post", "/tokenize", "Text or conversation to token ids.", protocol.TokenizeRequest, responses.TokenizeResponse),
     ("post", "/detokenize", "Token ids to text.", protocol.DetokenizeRequest, responses.DetokenizeResponse),

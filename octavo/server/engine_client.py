@@ -1,13 +1,15 @@
 """What the server asks of the engine: `AsyncLLM` offers it, and so does the double that tests use."""
 
-from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from octavo.config.engine import EngineConfig
 from octavo.engine.sleep import PauseMode
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.types.outputs import RequestOutput
-from octavo.types.prompts import PromptType
+from octavo.types.pooling_outputs import PoolingOutput, PoolingRequestOutput
+from octavo.types.pooling_params import PoolingParams
+from octavo.types.prompts import PairPrompt, PromptType
 from octavo.types.sampling_params import SamplingParams
 
 
@@ -31,6 +33,18 @@ class EngineClient(Protocol):
         self, prompt: PromptType, sampling_params: SamplingParams, request_id: str, *, priority: int = 0
     ) -> AsyncIterator[RequestOutput]:
         """An asynchronous generator; closing it aborts the request. A wrong request raises ClientError at once."""
+        ...
+
+    def encode(
+        self,
+        prompt: PromptType | PairPrompt,
+        pooling_params: PoolingParams,
+        request_id: str,
+        *,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        priority: int = 0,
+    ) -> AsyncIterator[PoolingRequestOutput[PoolingOutput]]:
+        """The same for a model that makes no text: one output."""
         ...
 
     async def abort(self, request_id: str | Iterable[str]) -> None:

@@ -15,10 +15,20 @@ from octavo.server.openai.protocol import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from octavo.server.pooling.protocol import (
+    MAX_INPUTS,
+    ClassifyRequest,
+    CohereEmbedRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from octavo.server.prompts import MAX_DETOKENIZED, MAX_TOKEN_CHARACTERS
 from octavo.server.responses.protocol import ResponsesRequest
 from octavo.server.tokens.protocol import GenerateRequest
 from octavo.server.tools import MAX_TOOLS
+from octavo.types.pooling_params import MAX_RETURNED_LABELS
 from octavo.types.sampling_params import (
     INT32_MAX,
     MAX_BAD_WORDS,
@@ -39,12 +49,20 @@ BODIES = {
     "POST /inference/v1/generate": GenerateRequest,
     "POST /v1/messages": MessagesRequest,
     "POST /v1/messages/count_tokens": CountTokensRequest,
+    "POST /v1/embeddings": EmbeddingRequest,
+    "POST /v2/embed": CohereEmbedRequest,
+    "POST /pooling": PoolingRequest,
+    "POST /classify": ClassifyRequest,
+    "POST /score": ScoreRequest,
+    "POST /rerank": RerankRequest,
 }
 
 _MESSAGES, _COUNT = "POST /v1/messages", "POST /v1/messages/count_tokens"
 _SWITCH = "true or false"
 _TOKENS_OF_CONTEXT = f"{MAX_TOKEN_CHARACTERS} characters a token of the context, and what fits as tokens"
 _IDS = "in the vocabulary"
+_INPUTS = ("POST /v1/embeddings", "POST /pooling", "POST /classify")
+_TEXTS = f"1 to {MAX_INPUTS} texts, each of {_TOKENS_OF_CONTEXT}"
 _CONSTRAINT = f"{MAX_CONSTRAINT_BYTES} characters"
 
 # By field; where a field means something else on one route, by (route, field).
@@ -138,6 +156,26 @@ FIELDS: dict[str | tuple[str, str], str] = {
     "thinking": f"budget_tokens from {MIN_THINKING_BUDGET}, less than max_tokens",
     "output_config": "effort is passed to the chat template; format is a JSON schema",
     **{(route, "tools"): "counted with messages; tools with an input_schema" for route in (_MESSAGES, _COUNT)},
+    **{(route, "input"): f"{MAX_INPUTS} texts or lists of ids, each of {_TOKENS_OF_CONTEXT}" for route in _INPUTS},
+    **dict.fromkeys(("text_1", "text_2", "data_1", "data_2", "queries", "items", "texts"), _TEXTS),
+    **{(route, "documents"): _TEXTS for route in ("POST /score", "POST /rerank")},
+    "query": f"{_TOKENS_OF_CONTEXT}",
+    "encoding_format": "float or base64",
+    "dimensions": "of matryoshka models, to the width of their embeddings",
+    "output_dimension": "as dimensions",
+    "use_activation": _SWITCH,
+    "prompt_name": "one of the model's",
+    "task": "one of the model's",
+    "step_tag_id": _IDS,
+    "returned_token_ids": f"{MAX_RETURNED_LABELS} numbers of classes",
+    "instruction": "of models that read both texts through a template",
+    "top_n": "from 0; 0 is all",
+    "return_documents": _SWITCH,
+    "max_tokens_per_doc": "refused; use truncate_prompt_tokens",
+    "input_type": "search_query, search_document, classification or clustering",
+    "embedding_types": "float, base64, binary, ubinary",
+    "truncate": "NONE or END",
+    ("POST /v2/embed", "max_tokens"): "1 to the context",
     **{(route, "tool_choice"): "auto, any, none, or one of the tools" for route in (_MESSAGES, _COUNT)},
 }
 

@@ -69,7 +69,7 @@ class PromptMaker:
             )
         assert request.messages is not None
         size = _count_characters([request.messages, request.documents, request.tools, request.chat_template_kwargs])
-        self._check_length(size)
+        self.check_length(size)
         tokenizer, variables = self.engine.tokenizer, self.variables(request)
         messages, tools = self._with_tools(request, template)
 
@@ -116,7 +116,7 @@ class PromptMaker:
     async def encode(self, text: str, add_special_tokens: bool, cut: bool = False) -> list[int]:
         """Token ids of one text; `cut` says that the engine will shorten it, so that any length is fine."""
         if not cut:
-            self._check_length(len(text))
+            self.check_length(len(text))
         tokenizer = self.engine.tokenizer
         return await self._run(lambda: tokenizer.encode(text, add_special_tokens), len(text))
 
@@ -145,7 +145,7 @@ class PromptMaker:
         defaults = self.args.default_chat_template_kwargs or {}
         return {**defaults, **switches, **(request.chat_template_kwargs or {}), **efforts}
 
-    def _check_length(self, num_characters: int) -> None:
+    def check_length(self, num_characters: int) -> None:
         context = self.model.max_model_len
         if num_characters > context * MAX_TOKEN_CHARACTERS:
             raise ContextLengthError(
@@ -157,34 +157,32 @@ class PromptMaker:
         return work() if inline and size <= INLINE_CHARACTERS else await asyncio.to_thread(work)
 
 
-def split_prompts(value: Any) -> list[str] | list[list[int]]:
-    """The four shapes of `prompt` as a list of texts or a list of lists of ids."""
+def split_prompts(value: Any, name: str = "prompt", most: int = MAX_PROMPTS) -> list[str] | list[list[int]]:
+    """The four shapes of `prompt` as a list of texts or a list of lists of ids; `name` is the field's."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
-        raise ClientError(
-            "prompt must be a string, a list of strings, token ids or a list of token ids.", param="prompt"
-        )
+        raise ClientError(f"{name} must be a string, a list of strings, token ids or a list of token ids.", param=name)
     if not value:
-        raise ClientError("prompt is an empty list.", param="prompt")
+        raise ClientError(f"{name} is an empty list.", param=name)
     if isinstance(value[0], (str, list)):
-        if len(value) > MAX_PROMPTS:
-            raise ClientError(f"prompt holds {len(value)} prompts; at most {MAX_PROMPTS} fit.", param="prompt")
+        if len(value) > most:
+            raise ClientError(f"{name} holds {len(value)} prompts; at most {most} fit.", param=name)
     else:
         value = [value]
     kind = type(value[0])
     for index, item in enumerate(value):
         if type(item) is not kind:
-            raise ClientError("prompt mixes texts and token ids; send one kind.", param="prompt")
+            raise ClientError(f"{name} mixes texts and token ids; send one kind.", param=name)
         if kind is list:
-            _check_integers(item, f"prompt[{index}]")
+            _check_integers(item, f"{name}[{index}]", name)
     return value
 
 
-def _check_integers(items: list[Any], place: str) -> None:
+def _check_integers(items: list[Any], place: str, param: str) -> None:
     for item in items:
         if type(item) is not int:  # true is an int to isinstance
-            raise ClientError(f"{place} holds {item!r}; token ids are integers.", param="prompt")
+            raise ClientError(f"{place} holds {item!r}; token ids are integers.", param=param)
 
 
 def _count_characters(value: Any) -> int:

@@ -57,7 +57,7 @@ async def test_each_route_answers_as_over_http():
         (b"[1]\n", "object"),
         (b"\xff\n", "malformed"),
         (line(method="GET"), "post"),
-        (line(url="/v1/embeddings"), "/v1/embeddings"),
+        (line(url="/v1/models"), "/v1/models"),
         (line(url="/health"), "/health"),
         (line(body=chat_body(stream=True)), "stream"),
         (line(body=[1]), "body"),
@@ -83,13 +83,13 @@ async def test_order_and_concurrency():
 
     class Slow(FakeEngine):
         async def _steps(self, token_ids, params):
+            if len(self.prompts) == 10:
+                gate.set()
             if "slow" in make_tokenizer().decode(token_ids):
                 await gate.wait()
             running.append(len(self.running))
             async for outputs in super()._steps(token_ids, params):
                 yield outputs
-            if len(self.prompts) == 10:
-                gate.set()
 
     lines = [line("slow", body=chat_body("slow"))] + [line(str(i)) for i in range(9)]
     for keeps_order in (True, False):
