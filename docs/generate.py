@@ -1,5 +1,6 @@
 """Writes the pages that follow from tables in the code: `python docs/generate.py`. A test holds them current."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from octavo.config.resolve import MAX_QUEUED_IN_A_SERVER
 from octavo.config.server_args import ServerArgs
 from octavo.config.unsupported import UNSUPPORTED
 from octavo.metrics import HttpCollector, StatCollector
+from octavo.models.registry import NATIVE
 from octavo.server.field_limits import BODIES, limit_of
 from octavo.server.http_protocol import MAX_HEADER_BYTES
 from octavo.server.json_body import MAX_DEPTH
@@ -22,6 +24,10 @@ from octavo.server.reasoning_formats import REASONING_FORMATS
 from octavo.server.tool_formats import TOOL_FORMATS
 
 FOLDER = Path(__file__).parent
+sys.path.insert(0, str(FOLDER.parent))  # the table of models belongs to the tests
+
+from tests.models.table import REASONS, REFUSED, ROWS, TAKES_FP8  # noqa: E402
+
 _NOTE = "<!-- Written by docs/generate.py; change the tables in the code instead. -->"
 
 
@@ -255,10 +261,61 @@ def _code(text: str) -> str:
     return f"{fence} {shown} {fence}" if fence == "``" else f"{fence}{shown}{fence}"
 
 
+def models() -> str:
+    """docs/models.md"""
+    lines = [
+        "# Models",
+        "",
+        _NOTE,
+        "",
+        f"Of the causal language models of transformers, {len(ROWS)} architectures run and {len(REFUSED)} are refused with the",
+        "reason. Each row is a test (`tests/models/test_models.py`): a tiny random checkpoint in float32 gives transformers'",
+        "32 greedy tokens and its log probabilities to 1e-3, prefilled at once, in chunks, step by step, batched with others,",
+        "and a second time out of the prefix cache.",
+        "",
+        "An architecture is **native** where Octavo has a model file of its own: fused projections, CUDA graphs by design,",
+        "quantised weights. **transformers** means transformers' own modules with Octavo's attention over paged caches, linear",
+        "layers and norms. Recurrent layers (Mamba, gated delta rule, short convolutions) keep a state in each request's row;",
+        "their prefixes are not shared, and chunks of Mamba-1 models after the first are computed token by token. FP8 weights",
+        "are for native models without experts. Adapters (LoRA) and several devices are not there yet, for any model.",
+        "",
+        "| architecture | `model_type` | runs as | prefix cache | FP8 weights |",
+        "|---|---|---|---|---|",
+    ]
+    for name, row in sorted(ROWS.items(), key=lambda item: item[0].lower()):
+        cells = ["yes" if holds else "" for holds in (row.shares_prefixes, name in TAKES_FP8)]
+        kind = "native" if name in NATIVE else "transformers"
+        lines.append(f"| {name} | `{row.model_type}` | {kind} | {' | '.join(cells)} |")
+    lines += ["", "## Refused", "", "| architecture | `model_type` | reason |", "|---|---|---|"]
+    for name, row in sorted(REFUSED.items(), key=lambda item: item[0].lower()):
+        lines.append(f"| {name} | `{row.model_type}` | {REASONS[row.reason]} |")
+    return "\n".join(lines) + "\n"
+
+
+def readme() -> str:
+    """README.md, with its rows of language models made anew."""
+    native = sum(name in NATIVE for name in ROWS)
+    rows = [
+        f"{_LANGUAGE_MODELS}: {native} architectures of Llama, Qwen, Mistral, Gemma, Phi, GLM, Granite, GPT-OSS, DeepSeek and"
+        " others, mixtures of experts and latent attention included ([all](docs/models.md)) | own model code |",
+        f"{_LANGUAGE_MODELS}: {len(ROWS) - native} more, recurrent and hybrid ones included ([all](docs/models.md)) |"
+        " transformers' modules with our paged attention, states, linear layers and norms |",
+    ]
+    lines = (FOLDER.parent / "README.md").read_text().splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith(_LANGUAGE_MODELS))
+    others = [line for line in lines if not line.startswith(_LANGUAGE_MODELS)]
+    return "\n".join([*others[:first], *rows, *others[first:]]) + "\n"
+
+
+_LANGUAGE_MODELS = "| language models"
+
+
 PAGES = {
+    "../README.md": readme,
     "configuration.md": configuration,
     "limits.md": limits,
     "metrics.md": metrics,
+    "models.md": models,
     "output-formats.md": output_formats,
 }
 

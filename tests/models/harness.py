@@ -138,21 +138,16 @@ def check_against_transformers(folder: Path, oracle: torch.nn.Module, model_impl
     close(torch.cat(got_other), want_other)
 
 
-def check_engine(folder: Path, oracle: torch.nn.Module, model_impl: str = "auto") -> list[int]:
+def check_engine(folder: Path, oracle: torch.nn.Module, **options: Any) -> list[int]:
     """Greedy answers of 32 tokens to five prompts, cut into chunks and batched, must be the oracle's, and so must the answers
     to the same prompts again; returns how many tokens of each prompt came from the prefix cache then."""
     rng = torch.Generator().manual_seed(3)
     prompts = [torch.randint(3, VOCAB, (n,), generator=rng).tolist() for n in (50, 9, 33, 20, 1)]
     greedy = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True, logprobs=0, detokenize=False)
     settings = {"max_model_len": 96, "max_num_seqs": 4, "max_num_batched_tokens": 24, "block_size": BLOCK_SIZE}
-    with LLM(
-        str(folder),
-        dtype="float32",
-        model_impl=model_impl,
-        skip_tokenizer_init=True,
-        kv_cache_memory_bytes=2**22,
-        **settings,
-    ) as llm:
+    if "num_gpu_blocks_override" not in options:
+        settings["kv_cache_memory_bytes"] = 2**22
+    with LLM(str(folder), dtype="float32", skip_tokenizer_init=True, **(settings | options)) as llm:
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
         for _ in range(2):
             outputs = llm.generate(inputs, greedy, use_tqdm=False)
