@@ -100,7 +100,7 @@ def resolve(
     if pooling is not None:
         args = _for_pooling(args, hf, pooling, sentence_transformers)
         if pooling.config.is_encoder:  # no layer keeps anything
-            text = HFConfig({**text.data, "num_hidden_layers": 0, "num_key_value_heads": 1, "head_dim": 1})
+            text = HFConfig({**text.data, "num_hidden_layers": 0, "hidden_size": pooling.config.width})
     model_impl = pooling.model_impl if pooling is not None else _model_impl(args, hf, native_architectures, notes)
     stored_quantization = model_rules.stored_quantization(hf)
     quantization = (

@@ -34,8 +34,8 @@ class CausalLM(nn.Module):
     lm_head: LMHead
 
     # What a model that pools has in the head's place, see `Encoder`.
-    classifier: Callable[[torch.Tensor], torch.Tensor] | None = None
-    projection: nn.Module | None = None
+    classifier: Callable[[torch.Tensor], torch.Tensor] | None
+    projection: nn.Module | None
     has_token_types = False
 
     def forward(

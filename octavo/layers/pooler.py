@@ -37,9 +37,13 @@ class Encoder(nn.Module):
     ignored: tuple[str, ...] = ()
     tied: dict[str, str] = {}
 
-    classifier: nn.Module | None = None  # [rows, hidden] float32 → [rows, labels]
-    projection: nn.Module | None = None  # [rows, hidden] float32 → [rows, width of an embedding]
+    classifier: nn.Module | None  # [rows, hidden] float32 → [rows, labels]
+    projection: nn.Module | None  # [rows, hidden] float32 → [rows, width of an embedding]
     has_token_types = False  # whether the two texts of a pair are told apart
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = self.projection = None
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """input_ids [tokens], positions [tokens] → hidden states [tokens, hidden]."""

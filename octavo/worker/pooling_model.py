@@ -40,6 +40,7 @@ def pooling_class(make: Callable[[HFConfig], Any], config: PoolingConfig) -> Cal
 
 
 def _adapt_decoder(model: CausalLM, cfg: HFConfig, config: PoolingConfig) -> None:
+    model.classifier = model.projection = None
     if config.is_bidirectional:
         _look_both_ways(model)
     if config.label_token_ids:
