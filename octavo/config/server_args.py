@@ -69,6 +69,11 @@ class ServerArgs:
         group=ACCESS,
         above=0,
     )
+    ui: bool | None = option(
+        None,
+        "Serve the page at /. Default: on a loopback address or a socket file, or when a key is set.",
+        group=ACCESS,
+    )
     disable_fastapi_docs: bool = option(False, "Do not serve /docs and /openapi.json.", group=ACCESS)
 
     chat_template_content_format: str = option(

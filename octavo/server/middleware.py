@@ -27,12 +27,13 @@ from octavo.server.answers import ClientGoneError
 from octavo.server.anthropic.errors import encode_problem, is_anthropic
 from octavo.server.errors import HttpError, Problem, describe
 from octavo.server.keys import KeyRing
+from octavo.server.ui.routes import PAGE_PATHS
 
 logger = get_logger(__name__)
 access_logger = get_logger("octavo.access")
 
-# Liveness and monitoring: no key, and served while the server drains.
-PUBLIC_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/version", "/metrics"})
+# Liveness, monitoring and the page's own files: no key, and served while the server drains.
+PUBLIC_PATHS = PAGE_PATHS | {"/health", "/health/live", "/health/ready", "/ping", "/version", "/metrics"}
 
 # The methods that metrics tell apart; a client may send any word.
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
