@@ -23,7 +23,8 @@ def pooling_class(make: Callable[[HFConfig], Any], config: PoolingConfig) -> Cal
     """What builds the model; its arguments and tables are those of `make`."""
 
     def build(cfg: HFConfig) -> Any:
-        model = make(cfg)
+        # What a causal model's file refuses is done to it below.
+        model = make(HFConfig({**cfg.data, "use_bidirectional_attention": False}))
         if isinstance(model, CausalLM):
             _adapt_decoder(model, cfg, config)
         elif config.label_token_ids or config.is_bidirectional:

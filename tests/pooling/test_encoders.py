@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from octavo import LLM
-from tests.pooling.checkpoints import TEXTS, write_encoder
+from tests.pooling.checkpoints import write_encoder
 
 FAMILIES = ["bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "mpnet", "modernbert"]
 PROMPTS = [[7, 8, 9], [5] * 40, [3], list(range(4, 30))]
