@@ -61,6 +61,7 @@ class Application:
         app = AccessLog(
             app,
             enabled=not args.disable_uvicorn_access_log,
+            quiet_paths=("/health", "/metrics"),  # probes, scrapes and the page ask for ever
             echo_request_id=args.enable_request_id_headers,
             observe=http.observe,
         )
