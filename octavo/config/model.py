@@ -110,7 +110,7 @@ def kv_bytes(text: HFConfig, dtype: str, num_tokens: int, max_chunk: int = 0) ->
 
 def longest_fitting(text: HFConfig, dtype: str, limit: int, room: int, block_size: int) -> int:
     """Tokens of the longest request, up to `limit`, whose KV cache fits in `room` bytes next to the null block."""
-    room -= kv_bytes(text, dtype, block_size)
+    room -= kv_bytes(text, dtype, block_size, block_size)
     if kv_bytes(text, dtype, -(-limit // block_size) * block_size) <= room:
         return limit
     low, high = 0, limit // block_size  # in blocks: low fits, high + 1 need not

@@ -634,7 +634,7 @@ def _trim_cache(
     # A chunk and its window may lie across the borders of two blocks more.
     chunk = scheduler.max_num_batched_tokens + 2 * block_size
     one_request = model_rules.kv_bytes(text, dtype, whole_blocks, chunk)
-    null_block = model_rules.kv_bytes(text, dtype, block_size)
+    null_block = model_rules.kv_bytes(text, dtype, block_size, block_size)
     useful = one_request * scheduler.max_num_seqs + null_block
     if useful < cache_bytes:
         notes.append(f"kv_cache_memory_bytes={useful}: enough for {scheduler.max_num_seqs} requests of full length")
