@@ -27,7 +27,9 @@ def neighbours(count: int) -> tuple[list[dict[str, list[int]]], list[SamplingPar
     rng = random.Random(count)
     prompts = [prompt(rng.randrange(1, 40), 1000 + i) for i in range(count)]
     params = [
-        SamplingParams(temperature=i % 3 / 2, seed=i, max_tokens=1 + 7 * i % 20, ignore_eos=True, logprobs=i % 2 or None)
+        SamplingParams(
+            temperature=i % 3 / 2, seed=i, max_tokens=1 + 7 * i % 20, ignore_eos=True, logprobs=i % 2 or None
+        )
         for i in range(count)
     ]
     return prompts, params
