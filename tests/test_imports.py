@@ -78,8 +78,13 @@ ONLY = {  # part -> all it may import of the package
         "loader.gguf_metadata",
     },
 }
-# The backend that runs transformers' own modules is glue, not a model: it swaps layers in and reads the step context.
-MODEL_FILES_EXEMPT = {"models/registry.py", "models/transformers_backend.py", "models/__init__.py"}
+# What runs transformers' own modules is glue, not a model: it swaps layers in and reads the step context.
+MODEL_FILES_EXEMPT = {
+    "models/registry.py",
+    "models/transformers_backend.py",
+    "models/transformers_pooling.py",
+    "models/__init__.py",
+}
 THROUGH_ENGINE = {"server", "llm", "llm_pooling", "bench"}  # reach the core through engine/ alone
 NOT_FOR_FRONT = {"scheduler", "worker", "models", "layers", "ops", "loader", "context"}
 

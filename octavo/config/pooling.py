@@ -94,9 +94,12 @@ def resolve_pooling(
         _refuse_options(args)
         return None
     architecture, impl = _who_runs(args, hf, decoders, encoders)
+    if impl == "transformers" and "classify" in tasks:
+        tasks = ["classify"]  # its module classifies whole texts
     is_bidirectional = bool(hf.get("use_bidirectional_attention")) or hf.get("is_causal") is False
     is_encoder = impl == "transformers" or architecture in encoders or is_bidirectional
-    labels = _labels(hf) if "token_classify" in tasks else []
+    is_classifier = tasks[0].endswith("classify")
+    labels = _labels(hf) if is_classifier else []
     if label_token_ids and "classify" in tasks:
         labels = labels[:1] if len(label_token_ids) <= 2 else [str(i) for i in range(len(label_token_ids))]
     config = PoolingConfig(
@@ -108,7 +111,7 @@ def resolve_pooling(
         activation=_activation(hf, tasks, labels, files),
         width=_width(hf, files),
         labels=labels,
-        dense=[] if files is None or "token_classify" in tasks else files.dense,
+        dense=[] if files is None or is_classifier else files.dense,
         label_token_ids=list(label_token_ids),
         is_matryoshka=bool(hf.get("is_matryoshka") or hf.get("matryoshka_dimensions")),
         matryoshka_dimensions=hf.get("matryoshka_dimensions") or [],
@@ -219,7 +222,7 @@ def _width(hf: HFConfig, files: SentenceTransformers | None) -> int:
 
 def _activation(hf: HFConfig, tasks: list[str], labels: list[str], files: SentenceTransformers | None) -> str:
     """What turns a row of a head into what clients get, unless they say otherwise."""
-    if "token_classify" not in tasks:
+    if not tasks[0].endswith("classify"):
         return "normalize" if files is None or files.normalizes or files.pooling is None else "identity"
     if hf.architecture.endswith("ForRewardModel"):
         return "identity"

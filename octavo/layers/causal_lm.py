@@ -37,6 +37,7 @@ class CausalLM(nn.Module):
     classifier: Callable[[torch.Tensor], torch.Tensor] | None
     projection: nn.Module | None
     has_token_types = False
+    pools_texts = False
 
     def forward(
         self, input_ids: torch.Tensor | None, positions: torch.Tensor, inputs_embeds: torch.Tensor | None = None

@@ -40,6 +40,7 @@ class Encoder(nn.Module):
     classifier: nn.Module | None  # [rows, hidden] float32 → [rows, labels]
     projection: nn.Module | None  # [rows, hidden] float32 → [rows, width of an embedding]
     has_token_types = False  # whether the two texts of a pair are told apart
+    pools_texts = False  # `forward` gives a row a request, through the classifier already
 
     def __init__(self) -> None:
         super().__init__()

@@ -55,9 +55,11 @@ ENCODERS: dict[str, tuple[str, str]] = {
 }
 
 
-def model_class(architecture: str, model_impl: str) -> type[Any]:
-    """The class for an architecture under `model_impl` ("octavo" or "transformers")."""
-    if model_impl == "transformers":
+def model_class(architecture: str, model_impl: str, *, pools: bool = False) -> type[Any]:
+    """The class for an architecture under `model_impl` ("octavo" or "transformers"); `pools`: it makes no text."""
+    if model_impl == "transformers" and pools:
+        module, name = "transformers_pooling", "TransformersPooling"
+    elif model_impl == "transformers":
         module, name = "transformers_backend", "TransformersForCausalLM"
     else:
         module, name = NATIVE.get(architecture) or ENCODERS[architecture]

@@ -94,6 +94,8 @@ class Pooler:
         assert params is not None
         task = params.task or self._config.tasks[0]
         pooling = "all" if task.startswith("token") else self._config.pooling
+        if self._model.pools_texts:
+            pooling = "last"  # of one row
         self._states[new.row] = _RowState(params, task, new.token_ids, pooling)
 
     def remove_row(self, row: int) -> None:
@@ -116,7 +118,10 @@ class Pooler:
         complete: list[tuple[int, _RowState, torch.Tensor]] = []
         for index, row in enumerate(step.rows):
             state = self._states[row]
-            state.take(hidden_states[starts[index] : starts[index + 1]])
+            if self._model.pools_texts:
+                state.take(hidden_states[index : index + 1])
+            else:
+                state.take(hidden_states[starts[index] : starts[index + 1]])
             if ends[index] == int(self._rows.num_prompt_np[row]):
                 tag = state.params.step_tag_id
                 if tag is None and self._config.token_pooling == "step":

@@ -31,7 +31,7 @@ def pooling_class(make: Callable[[HFConfig], Any], config: PoolingConfig) -> Cal
             raise ConfigError(
                 f"{cfg.architecture} is an encoder: it has no token logits, and looks both ways by itself."
             )
-        if isinstance(model, (CausalLM, Encoder)) and "token_classify" in config.tasks and model.classifier is None:
+        if isinstance(model, (CausalLM, Encoder)) and config.tasks[0].endswith("classify") and model.classifier is None:
             raise ConfigError(
                 f"{cfg.architecture} has no classifier; convert=classify is for decoders.", param="convert"
             )
@@ -50,7 +50,7 @@ def _adapt_decoder(model: CausalLM, cfg: HFConfig, config: PoolingConfig) -> Non
         del model.lm_head
         model.ignored = (*model.ignored, r"^lm_head\.")
         model.tied = {}
-        if "token_classify" in config.tasks:
+        if config.tasks[0].endswith("classify"):
             model.classifier = _classifier(cfg, len(config.labels))
     model.renames = {r"^score\.": "classifier.", **_whole_names(model), **model.renames}
 

@@ -98,7 +98,7 @@ class Worker:
         hf_config = HFConfig({**model.hf_config.data, "max_model_len": model.max_model_len})
         if pooling is not None:
             hf_config = HFConfig({**hf_config.data, "num_labels": len(pooling.labels)})
-        make: Callable[[HFConfig], Any] = model_class(model.architecture, model.model_impl)
+        make: Callable[[HFConfig], Any] = model_class(model.architecture, model.model_impl, pools=pooling is not None)
         self._method = choose_method(load, getattr(make, "packing", {}))
         if pooling is not None:
             make = pooling_class(make, pooling)
