@@ -10,10 +10,12 @@ import re
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from octavo.config.engine import PoolingConfig
 from octavo.config.server_args import ServerArgs
 from octavo.engine.stats import IterationStats
 from octavo.metrics import StatCollector
@@ -123,6 +125,11 @@ async def test_chat_streams_and_the_panel_moves(tmp_path):
         prompt = engine.tokenizer.decode(engine.prompts[0], skip_special_tokens=False)
         assert "Be brief." in prompt and "Count <b>up</b>." in prompt
 
+        await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        await page.get_by_role("button", name="Copy").click()
+        await expect(page.get_by_role("button", name="Copied")).to_be_visible()
+        assert await page.evaluate("navigator.clipboard.readText()") == "One **two** three four five.\n\n- six\n- seven"
+
         await page.get_by_role("button", name="Regenerate").click()
         await expect(answer.locator("footer")).to_contain_text("tokens/s")
         await expect(answer).to_have_count(1)
@@ -186,6 +193,37 @@ async def test_reasoning_and_tool_calls_are_shown_and_results_sent():
         assert problems == []
 
 
+async def test_drafts_and_adapters_are_shown_where_there_are_any():
+    numbers = {"draft": 40, "accepted": 30}
+    samples = [f'vllm:spec_decode_num_{kind}_tokens_total{{engine="0"}} {n}.0' for kind, n in numbers.items()]
+    text = "\n".join(["# HELP x y", 'vllm:num_requests_running{engine="0",model_name="a} 9"} 2.0', *samples, ""])
+    base = {"id": "base", "parent": None, "max_model_len": 8192}
+    models = {"data": [base, {**base, "id": "poet", "parent": "base"}]}
+    async with page_of(engine_saying("ok")) as (page, problems):
+        await expect(page.locator("#drafts")).to_be_hidden()
+        await page.route("**/metrics", lambda route: route.fulfill(body=text))
+        await page.route("**/v1/models", lambda route: route.fulfill(json=models))
+        await page.reload()
+        await expect(page.locator("#m-drafts")).to_have_text("75 %")
+        await expect(page.locator("#m-running")).to_have_text("2")
+        await expect(page.locator("#model-list li")).to_have_text(
+            [re.compile("8,192 tokens"), re.compile("adapter of base")]
+        )
+        await expect(page.locator("#model option")).to_have_text(["base", "poet"])
+        assert problems == []
+
+
+async def test_a_pooling_model_has_the_panel_alone():
+    engine = engine_saying("ok")
+    pooling = PoolingConfig(["embed", "score"], False, False, "mean", "all", "normalize", 8)
+    engine.config = replace(engine.config, pooling=pooling)
+    async with page_of(engine) as (page, problems):
+        await expect(page.locator("#empty")).to_contain_text("embed, score")
+        await expect(page.get_by_label("Message")).to_be_disabled()
+        await expect(page.locator("#m-running")).to_have_text("0")
+        assert problems == []
+
+
 async def test_a_key_is_asked_for_and_an_error_is_told():
     async with page_of(engine_saying("ok"), api_key="secret", root_path="/under/proxy") as (page, _):
         for key, wrong in (("guess", False), ("secret", True)):
@@ -220,4 +258,12 @@ async def test_it_fits_every_screen(tmp_path, color_scheme, width, height):
         assert dark == (color_scheme == "dark")
         folder = Path(os.environ.get("OCTAVO_TEST_SCREENSHOTS", tmp_path))
         await page.screenshot(path=folder / f"{color_scheme}-{width}.png")
+        side = page.get_by_role("button", name="Panel")
+        if width < 800:  # the panel takes the place of the chat, and gives it back
+            await side.click()
+            await expect(page.get_by_label("Message")).to_be_hidden()
+            await page.screenshot(path=folder / f"{color_scheme}-{width}-panel.png")
+        await side.click()
+        await expect(page.get_by_label("Message")).to_be_visible()
+        await expect(page.locator("#aside")).to_be_hidden()
         assert problems == []

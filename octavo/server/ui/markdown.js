@@ -1,8 +1,8 @@
 // The markdown that models write, as nodes: text goes in as text nodes, so that none of it can become markup.
 
 // Bounded, so that text full of openings costs linear time.
-const INLINE = /(`{1,2})([^`](?:.{0,2000}?[^`])?)\1(?!`)|\*\*(\S(?:.{0,2000}?\S)?)\*\*|\*([^\s*](?:[^*]{0,500}[^\s*])?)\*|\[([^\][]{1,500})\]\((https?:\/\/[^\s()]{1,2000})\)/g;
-const FENCE = /^ {0,3}(```+|~~~+)\s*([\w+#.-]*)/;
+const INLINE = /(`{1,2})([^`](?:.{0,500}?[^`])?)\1(?!`)|\*\*(\S(?:.{0,500}?\S)?)\*\*|\*([^\s*](?:[^*]{0,500}[^\s*])?)\*|\[([^\][]{1,500})\]\((https?:\/\/[^\s()]{1,500})\)/gs;
+const FENCE = /^\s*(```+|~~~+)\s*([\w+#.-]*)/;
 const ITEM = /^(\s*)(?:[-*+]|(\d{1,9})[.)])\s+(.*)$/;
 const TABLE_RULE = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
 
@@ -16,6 +16,7 @@ export function element(tag, className, ...children) {
 export function copyButton(text) {
   const button = element("button", "quiet", "Copy");
   button.type = "button";
+  button.hidden = !navigator.clipboard; // browsers have none for pages over plain HTTP from elsewhere
   button.onclick = async () => {
     await navigator.clipboard.writeText(text());
     button.textContent = "Copied";
@@ -65,7 +66,7 @@ function split(text) {
     if (now === null || now === "fence" || now === "heading" || kind === "heading" || (now === "list" && kind === "text")) flush();
     if (opening) fence = opening[1];
     if (now !== null) lines.push(line);
-    kind = kind === "list" && now === "text" && lines.length > 1 ? "list" : now;
+    kind = kind === "list" && now === "text" ? "list" : now;
   }
   flush();
   return blocks;

@@ -108,6 +108,7 @@ class Answer {
     if (error?.name === "AbortError") facts.push("stopped");
     else if (this.reason && this.reason !== "stop") facts.push(this.reason.replace("_", " "));
     this.note.replaceChildren(element("span", "", facts.join(" · ")), copyButton(() => this.message.content), regenerateButton());
+    if (error) delete this.message.tool_calls; // cut off, their arguments may be no JSON
     if (error && error.name !== "AbortError") this.note.before(element("p", "error", error.message));
   }
 }
@@ -123,10 +124,13 @@ function regenerateButton() {
   return button;
 }
 
+// An answer that failed before its first word is no turn of the conversation.
+const saysSomething = ({ content, tool_calls: calls }) => content !== "" || calls;
+
 function requestBody() {
   const body = { model: $("model").value, stream: true, stream_options: { include_usage: true } };
   const system = $("system").value.trim();
-  body.messages = [...(system ? [{ role: "system", content: system }] : []), ...conversation.map(({ message }) => message)];
+  body.messages = [...(system ? [{ role: "system", content: system }] : []), ...conversation.map(({ message }) => message).filter(saysSomething)];
   for (const name of NUMBERS) if ($(name).value !== "") body[name] = Number($(name).value);
   const tools = $("tools").value.trim();
   if (tools) body.tools = JSON.parse(tools);
@@ -139,7 +143,7 @@ async function generate() {
     body = JSON.stringify(requestBody());
   } catch (error) {
     $("tools").setCustomValidity(`Tools are not JSON: ${error.message}`);
-    $("side").ariaExpanded === "false" && toggleSide();
+    if (!document.body.classList.contains("side")) toggleSide();
     $("tools").reportValidity();
     return;
   }
@@ -183,7 +187,7 @@ function send() {
   $("text").value = "";
   fit();
   askForResult();
-  if (!pendingCall() || !pending) generate();
+  if (!pendingCall()) generate();
 }
 
 function fit() {
@@ -200,7 +204,7 @@ function toggleSide() {
 async function listModels() {
   const { data } = await (await call("v1/models")).json();
   for (const { id, parent, max_model_len: length } of data) {
-    $("model").append(new Option(id, id));
+    $("model").append(new Option(id));
     const facts = parent ? `adapter of ${parent}` : `${length.toLocaleString("en")} tokens of context`;
     $("model-list").append(element("li", "", element("b", "", id), element("span", "", facts)));
   }
