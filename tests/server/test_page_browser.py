@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from octavo.config.engine import PoolingConfig
 from octavo.config.server_args import ServerArgs
@@ -33,6 +34,7 @@ CHROMIUM = os.environ.get("OCTAVO_TEST_CHROMIUM") or next(
 if CHROMIUM is None:
     pytest.skip("needs a Chromium (Debian: chromium, or OCTAVO_TEST_CHROMIUM)", allow_module_level=True)
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # one browser for all
 PATIENCE = 30.0
 HOSTILE = (
     "<img src=x onerror=\"document.title='broken'\"><script>document.title='broken'</script>\n\n"
@@ -65,8 +67,16 @@ def engine_saying(text: str, **fields) -> CountedEngine:
     return CountedEngine(script=say(text), config=make_config(max_model_len=4096), **fields)
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator:
+    async with playwright.async_playwright() as driver:
+        launched = await driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield launched
+        await launched.close()
+
+
 @asynccontextmanager
-async def page_of(engine: CountedEngine, **options) -> AsyncIterator[tuple]:
+async def page_of(browser, engine: CountedEngine, **options) -> AsyncIterator[tuple]:
     """The page of a server of this process, open in a browser, and what its console said. It must not have erred."""
     context = {name: options.pop(name) for name in ("color_scheme", "viewport") if name in options}
     args = ServerArgs(port=0, disable_uvicorn_access_log=True, **options)
@@ -76,15 +86,13 @@ async def page_of(engine: CountedEngine, **options) -> AsyncIterator[tuple]:
         task = asyncio.create_task(server.serve(sockets=[listener]))
         await asyncio.wait_for(listening.wait(), PATIENCE)
         try:
-            async with playwright.async_playwright() as driver:
-                browser = await driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-                page = await browser.new_page(**context)
-                problems: list[str] = []
-                page.on("pageerror", lambda error: problems.append(str(error)))
-                page.on("console", lambda said: said.type == "error" and problems.append(said.text))
-                await page.goto(f"http://127.0.0.1:{listener.getsockname()[1]}{args.root_path}/")
-                yield page, problems
-                await browser.close()
+            page = await browser.new_page(**context)
+            problems: list[str] = []
+            page.on("pageerror", lambda error: problems.append(str(error)))
+            page.on("console", lambda said: said.type == "error" and problems.append(said.text))
+            await page.goto(f"http://127.0.0.1:{listener.getsockname()[1]}{args.root_path}/")
+            yield page, problems
+            await page.close()
         finally:
             server.should_exit = server.force_exit = True
             await task
@@ -95,9 +103,9 @@ async def ask(page, text: str) -> None:
     await page.keyboard.press("Enter")
 
 
-async def test_chat_streams_and_the_panel_moves(tmp_path):
+async def test_chat_streams_and_the_panel_moves(browser, tmp_path):
     engine = engine_saying("One **two** three four five.\n\n- six\n- seven", hold_after=12)
-    async with page_of(engine) as (page, problems):
+    async with page_of(browser, engine) as (page, problems):
         await expect(page.locator("#state")).to_have_text("ready")
         await expect(page.locator("#model-list")).to_contain_text("alias")
         await page.get_by_label("Temperature").fill("0.5")
@@ -137,9 +145,9 @@ async def test_chat_streams_and_the_panel_moves(tmp_path):
         assert problems == []
 
 
-async def test_stop_frees_the_engine_and_keeps_what_was_said():
+async def test_stop_frees_the_engine_and_keeps_what_was_said(browser):
     engine = engine_saying("abc def ghi jkl", hold_after=4)
-    async with page_of(engine) as (page, problems):
+    async with page_of(browser, engine) as (page, problems):
         await ask(page, "Go")
         await asyncio.wait_for(engine.reached.wait(), PATIENCE)
         await expect(page.locator("article.assistant .markdown")).to_contain_text("abc")
@@ -151,8 +159,8 @@ async def test_stop_frees_the_engine_and_keeps_what_was_said():
         assert problems == []
 
 
-async def test_a_models_text_is_never_markup():
-    async with page_of(engine_saying(HOSTILE)) as (page, problems):
+async def test_a_models_text_is_never_markup(browser):
+    async with page_of(browser, engine_saying(HOSTILE)) as (page, problems):
         await ask(page, HOSTILE)
         await expect(page.locator("article.assistant footer")).to_contain_text("tokens/s")
         assert await page.locator("article :is(img, script, i, b, a)").count() == 0
@@ -171,10 +179,10 @@ async def test_a_models_text_is_never_markup():
         assert len(problems) == 1 and "TrustedHTML" in problems[0]
 
 
-async def test_reasoning_and_tool_calls_are_shown_and_results_sent():
+async def test_reasoning_and_tool_calls_are_shown_and_results_sent(browser):
     call = '<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo"}}</tool_call>'
     engine = engine_saying(f"<think>Hm, weather.</think>Let me look.{call}")
-    async with page_of(engine, tool_call_parser="hermes", reasoning_parser="deepseek_r1") as (page, problems):
+    async with page_of(browser, engine, tool_call_parser="hermes", reasoning_parser="deepseek_r1") as (page, problems):
         tool = '[{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}]'
         await page.get_by_label("Tools").fill(tool)
         await ask(page, "Weather?")
@@ -193,13 +201,13 @@ async def test_reasoning_and_tool_calls_are_shown_and_results_sent():
         assert problems == []
 
 
-async def test_drafts_and_adapters_are_shown_where_there_are_any():
+async def test_drafts_and_adapters_are_shown_where_there_are_any(browser):
     numbers = {"draft": 40, "accepted": 30}
     samples = [f'vllm:spec_decode_num_{kind}_tokens_total{{engine="0"}} {n}.0' for kind, n in numbers.items()]
     text = "\n".join(["# HELP x y", 'vllm:num_requests_running{engine="0",model_name="a} 9"} 2.0', *samples, ""])
     base = {"id": "base", "parent": None, "max_model_len": 8192}
     models = {"data": [base, {**base, "id": "poet", "parent": "base"}]}
-    async with page_of(engine_saying("ok")) as (page, problems):
+    async with page_of(browser, engine_saying("ok")) as (page, problems):
         await expect(page.locator("#drafts")).to_be_hidden()
         await page.route("**/metrics", lambda route: route.fulfill(body=text))
         await page.route("**/v1/models", lambda route: route.fulfill(json=models))
@@ -213,19 +221,19 @@ async def test_drafts_and_adapters_are_shown_where_there_are_any():
         assert problems == []
 
 
-async def test_a_pooling_model_has_the_panel_alone():
+async def test_a_pooling_model_has_the_panel_alone(browser):
     engine = engine_saying("ok")
     pooling = PoolingConfig(["embed", "score"], False, False, "mean", "all", "normalize", 8)
     engine.config = replace(engine.config, pooling=pooling)
-    async with page_of(engine) as (page, problems):
+    async with page_of(browser, engine) as (page, problems):
         await expect(page.locator("#empty")).to_contain_text("embed, score")
         await expect(page.get_by_label("Message")).to_be_disabled()
         await expect(page.locator("#m-running")).to_have_text("0")
         assert problems == []
 
 
-async def test_a_key_is_asked_for_and_an_error_is_told():
-    async with page_of(engine_saying("ok"), api_key="secret", root_path="/under/proxy") as (page, _):
+async def test_a_key_is_asked_for_and_an_error_is_told(browser):
+    async with page_of(browser, engine_saying("ok"), api_key="secret", root_path="/under/proxy") as (page, _):
         for key, wrong in (("guess", False), ("secret", True)):
             await expect(page.get_by_role("alert")).to_be_visible(visible=wrong)
             await page.get_by_label("Key", exact=True).fill(key)
@@ -241,7 +249,7 @@ async def test_a_key_is_asked_for_and_an_error_is_told():
 
 @pytest.mark.parametrize("color_scheme", ["light", "dark"])
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
-async def test_it_fits_every_screen(tmp_path, color_scheme, width, height):
+async def test_it_fits_every_screen(browser, tmp_path, color_scheme, width, height):
     text = (
         "A paragraph with `code`.\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n```python\n"
         + "x = 1  # long\n" * 2
@@ -249,7 +257,7 @@ async def test_it_fits_every_screen(tmp_path, color_scheme, width, height):
         + "\n```"
     )
     viewport = {"width": width, "height": height}
-    async with page_of(engine_saying(text), color_scheme=color_scheme, viewport=viewport) as (page, problems):
+    async with page_of(browser, engine_saying(text), color_scheme=color_scheme, viewport=viewport) as (page, problems):
         await ask(page, "Show me")
         await expect(page.locator("article.assistant footer")).to_contain_text("tokens/s")
         await expect(page.locator("td")).to_have_text(["1", "2"])
