@@ -3,16 +3,16 @@
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import grpc
 from grpc.aio import ServicerContext
 
 from octavo import __version__
-from octavo.errors import ClientError, ServerError
+from octavo.errors import ClientError, RequestFailedError, ServerError
 from octavo.metrics import StatCollector
 from octavo.server.activity import Activity
 from octavo.server.engine_client import EngineClient
@@ -23,6 +23,8 @@ from octavo.server.limits import check_size
 from octavo.server.prompts import PromptMaker
 from octavo.server.text_machine import PlainText
 from octavo.types.outputs import PositionLogprobs
+from octavo.types.pooling_outputs import PoolingOutput, PoolingRequestOutput
+from octavo.types.pooling_params import PoolingParams
 from octavo.types.prompts import TokensPrompt
 from octavo.types.sampling_params import RequestOutputKind, SamplingParams
 from octavo.types.structured_outputs import StructuredOutputsParams
@@ -97,7 +99,24 @@ class EngineService:
                         yield self.messages.GenerateResponse(complete=answer.complete(update))
 
     async def Embed(self, request: Any) -> Any:
-        raise NotServedError("this engine generates text and makes no embeddings.")
+        """The vector of token ids."""
+        pooling = self.engine.config.pooling
+        if pooling is None or "embed" not in pooling.tasks:
+            raise NotServedError("this engine makes no embeddings.")
+        self._last_received = time.time()
+        token_ids = list(request.tokenized.input_ids)
+        self.prompts.check_ids(token_ids, "tokenized.input_ids")
+        prompt, request_id = TokensPrompt(prompt_token_ids=token_ids), request.request_id or f"embd-{uuid.uuid4().hex}"
+        with self.activity:
+            found = self.engine.encode(prompt, PoolingParams(task="embed"), request_id)
+            async with aclosing(cast("AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]", found)) as outputs:
+                output = await anext(outputs)
+        if output.error is not None:
+            raise RequestFailedError(output.error)
+        vector = output.outputs.data.tolist()
+        return self.messages.EmbedResponse(
+            embedding=vector, prompt_tokens=len(output.prompt_token_ids), embedding_dim=len(vector)
+        )
 
     async def HealthCheck(self, request: Any) -> Any:
         try:
@@ -115,7 +134,7 @@ class EngineService:
         model, tokenizer = config.model, self._tokenizer()
         return self.messages.GetModelInfoResponse(
             model_path=model.model,
-            is_generation=True,
+            is_generation=self.engine.config.pooling is None,
             max_context_length=model.max_model_len,
             vocab_size=model.vocab_size,
             served_model_name=model.served_model_names[0],
