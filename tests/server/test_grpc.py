@@ -16,11 +16,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_tools import protoc
 
+from octavo.config.args import EngineArgs
 from octavo.config.server_args import ServerArgs
+from octavo.engine.async_llm import AsyncLLM
 from octavo.errors import ConfigError, RequestFailedError
 from octavo.metrics import StatCollector
 from octavo.server.grpc.listener import GrpcServer, check_args
 from octavo.server.launch import bound_socket
+from octavo.types.pooling_params import PoolingParams
 from tests.server.certificates import make_certificates
 from tests.server.fake_engine import FakeEngine, make_tokenizer
 
@@ -438,3 +441,19 @@ def test_the_command_on_a_real_model(generated, chain_llama_dir: Path):
         running.process.terminate()
         assert running.process.wait(PATIENCE) == 0
         stop(running)
+
+
+async def test_vectors_of_a_model_that_makes_them(generated, tiny_llama_dir):
+    pb = generated.pb
+    args = {"runner": "pooling", "kv_cache_memory_bytes": 4 << 20, "block_size": 16, "max_num_seqs": 2}
+    engine = AsyncLLM.from_engine_args(EngineArgs(model=str(tiny_llama_dir), **args))
+    try:
+        expected = await anext(engine.encode([7, 8, 9], PoolingParams(task="embed"), "direct"))
+        async with client(generated, engine) as stub:
+            answer = await stub.Embed(pb.EmbedRequest(tokenized=pb.TokenizedInput(input_ids=[7, 8, 9])))
+            assert list(answer.embedding) == pytest.approx(expected.outputs.data.tolist(), abs=1e-6)
+            assert (await status(stub.Embed(pb.EmbedRequest())))[0] is grpc.StatusCode.INVALID_ARGUMENT
+            assert not (await stub.GetModelInfo(pb.Empty())).is_generation
+            assert (await status(stub.Generate(ask(pb))))[0] is grpc.StatusCode.INVALID_ARGUMENT
+    finally:
+        engine.shutdown()
