@@ -10,6 +10,8 @@ from octavo.server.tool_formats import TOOL_FORMATS
 from tests.server.parsers.collect import Answer, collect, make_plan
 
 SIZE = 100_000
+# A quiet machine stays under a second; work that grows with the square of the text would take minutes.
+MAX_SECONDS = 5.0
 # One row for each way of reading calls, and the marks that open them.
 KINDS = {
     "hermes": "<tool_call>",
@@ -44,13 +46,13 @@ def pieces_of(text: str, size: int) -> list[str]:
 @pytest.mark.parametrize("hostile", HOSTILE)
 @pytest.mark.parametrize("name", KINDS)
 def test_linear_time(name: str, hostile: str) -> None:
-    """100 kB, whole and in pieces, in under a second of one core."""
+    """100 kB, whole and in pieces."""
     text = HOSTILE[hostile](KINDS[name])
     for size in (len(text), 16):
         machine, plan = make_plan(name, None if name == "openai" else "glm45")
         begun = time.process_time()
         collect(machine(plan), pieces_of(text, size))
-        assert time.process_time() - begun < 1.0
+        assert time.process_time() - begun < MAX_SECONDS
 
 
 @pytest.mark.parametrize("row", REASONING_FORMATS, ids=lambda row: row.names[0])
@@ -60,7 +62,7 @@ def test_linear_time_of_reasoning(row) -> None:
         machine, plan = make_plan(None, row.names[0])
         begun = time.process_time()
         collect(machine(plan), pieces_of(text, 16))
-        assert time.process_time() - begun < 1.0
+        assert time.process_time() - begun < MAX_SECONDS
 
 
 @pytest.mark.parametrize("row", TOOL_FORMATS, ids=lambda row: row.names[0])
