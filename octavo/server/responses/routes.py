@@ -24,7 +24,7 @@ from octavo.server.openai.protocol import ChatCompletionRequest, refuse_unsuppor
 from octavo.server.openai.responses import TokenLogprob
 from octavo.server.openai.serving import send_answer, start_chat
 from octavo.server.responses.answer import ResponseAnswer
-from octavo.server.responses.conversation import chat_fields, input_items, to_messages
+from octavo.server.responses.conversation import chat_fields, input_items, listed_item, to_messages
 from octavo.server.responses.protocol import (
     INCLUDE_ENCRYPTED,
     INCLUDE_LOGPROBS,
@@ -115,7 +115,7 @@ async def cancel_response(request: Request) -> Json:
 async def list_input_items(request: Request) -> Json:
     """GET /v1/responses/{id}/input_items?order=&after=&limit="""
     query = request.query_params
-    items = [{**item, "id": f"item_{index}"} for index, item in enumerate(_entry(request).items)]
+    items = [listed_item(item, number) for number, item in enumerate(_entry(request).items)]
     if query.get("order", "desc") == "desc":
         items.reverse()
     ids = [item["id"] for item in items]
