@@ -63,7 +63,7 @@ def listed_item(item: JsonObject, number: int) -> JsonObject:
     """An input item as it is listed: with an id and a status, a message's text as a part."""
     listed = {"type": "message", "status": "completed", **item, "id": f"item_{number}"}
     if listed["type"] == "message" and isinstance(listed["content"], str):
-        part = {"type": "input_text", "text": listed["content"]}
+        part: JsonObject = {"type": "input_text", "text": listed["content"]}
         if listed["role"] == "assistant":
             part |= {"type": "output_text", "annotations": []}
         listed["content"] = [part]
