@@ -56,7 +56,7 @@ def launch(model: Path, *options: str, environment: dict[str, str]) -> Server:
     assert process.stderr is not None
     for line in process.stderr:
         lines.append(line)
-        if found := re.search(r"serving on (http://\S+)", line):
+        if found := re.search(r"serving on (\w+://\S+)", line):
             reader = threading.Thread(target=process.stderr.read, daemon=True)
             reader.start()
             return Server(process, found[1], reader)
