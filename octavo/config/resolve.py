@@ -193,7 +193,7 @@ def _for_pooling(
 ) -> EngineArgs:
     """The options as such a model needs them; those that contradict it are refused."""
     config = pooling.config
-    for name in ("logits_processors", "batch_invariant"):
+    for name in ("logits_processors", "batch_invariant", "compile"):
         if getattr(args, name):
             raise ConfigError(f"{name} is for models that generate text, not for runner=pooling.", param=name)
     changes: dict[str, Any] = {"enforce_eager": True, "max_model_len": pooling_length(args, hf, files)}
