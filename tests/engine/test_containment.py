@@ -18,7 +18,7 @@ from octavo.worker.logits_processors import LogitsProcessor
 
 STAGES = {
     "apply": lambda worker: (worker.rows, "fill"),
-    "forward": lambda worker: (worker.runner, "_forward"),
+    "forward": lambda worker: (worker.runner, "forward"),
     "sample": lambda worker: (worker.runner.sampler, "sample"),
     "result": lambda worker: (worker.runner, "_hand_over"),
 }
@@ -200,7 +200,7 @@ def test_nan_in_one_row_of_the_cache_stays_there(make_engine):
 
 def test_a_core_in_this_process_says_that_nobody_restarts_it(make_engine, monkeypatch):
     engine = make_engine(max_num_seqs=1)
-    monkeypatch.setattr(engine._client._core._executor.worker.runner, "_forward", lambda *args: _raise())
+    monkeypatch.setattr(engine._client._core._executor.worker.runner, "forward", lambda *args: _raise())
     with pytest.raises(EngineDeadError, match=r"3 steps in a row failed.*use AsyncLLM or the server"):
         run(engine)
     with pytest.raises(EngineDeadError, match="make a new LLM"):
