@@ -168,7 +168,7 @@ def what_is_not_there() -> None:
         for name in wanted:
             getattr(importlib.import_module(module), name)
 
-    assert "not served yet" in refusal(lambda: names("vllm", "PoolingParams"))
+    names("vllm", "PoolingParams", "EmbeddingRequestOutput")
     assert "as a plain value" in refusal(lambda: names("vllm.config", "CompilationConfig"))
     assert "one device" in refusal(lambda: importlib.import_module("vllm.distributed.parallel_state"))
     assert "written for octavo.layers" in refusal(lambda: importlib.import_module("vllm.model_executor.layers.linear"))

@@ -62,7 +62,7 @@ def test_the_import_is_light_and_versions_agree(environment):
 def test_flags_that_change_nothing_are_dropped(environment):
     code = (
         "from vllm._options import translate, translate_words as t; "
-        "print(t('m --swap-space 4 --disable-log-requests --runner=generate --runner pooling --max-num-seqs 3'.split()));"
+        "print(t('m --swap-space 4 --disable-log-requests --runner pooling --max-num-seqs 3'.split()));"
         "print(translate({'dtype': 'torch.float16', 'swap_space': 4, 'seed': None, 'max_num_seqs': None}))"
     )
     variables = {"VLLM_ATTENTION_BACKEND": "TORCH_SDPA", "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_SERVER_DEV_MODE": "1"}

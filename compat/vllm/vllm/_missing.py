@@ -6,7 +6,6 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-_POOLING = "embedding, scoring and classification models are not served yet"
 _DISTRIBUTED = "an engine runs on one device; start one server for each and balance between them"
 _CONFIG = "pass the option as a plain value or dictionary to LLM or EngineArgs"
 _INTERNAL = "it is part of vLLM's inside, and Octavo's is built differently; see docs/architecture.md"
@@ -25,7 +24,6 @@ _MODULES = {
     "multimodal": _MULTIMODAL,
     "platforms": "use octavo.platforms.get_platform()",
     "plugins": "Octavo's entry points are octavo.platforms, .models, .ops, .stat_loggers and .logits_processors",
-    "pooling_params": _POOLING,
     "reasoning": "reasoning text is not split off yet",
     "spec_decode": "speculative decoding is not available yet",
     "tool_parsers": "tool calls are not parsed yet",
@@ -38,16 +36,7 @@ _MODULES = {
 _NAMES = {
     "ModelRegistry": "register an architecture through the entry points octavo.models",
     "initialize_ray_cluster": _DISTRIBUTED,
-    "PoolingParams": _POOLING,
-    "PoolingOutput": _POOLING,
-    "PoolingRequestOutput": _POOLING,
-    "EmbeddingOutput": _POOLING,
-    "EmbeddingRequestOutput": _POOLING,
-    "ClassificationOutput": _POOLING,
-    "ClassificationRequestOutput": _POOLING,
-    "ScoringOutput": _POOLING,
-    "ScoringRequestOutput": _POOLING,
-    "PoolerConfig": _POOLING,
+    "PoolerConfig": "give pooler_config as a dictionary of the same keys",
     "EmbedsPrompt": "prompts are text or token ids; prompt_embeds are not taken yet",
     "ExplicitEncoderDecoderPrompt": "encoder-decoder models are not served yet",
     "GuidedDecodingParams": "structured output is not available yet",

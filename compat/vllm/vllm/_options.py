@@ -38,8 +38,6 @@ _WITHOUT_EFFECT: dict[str, tuple[Callable[[Any], bool], str]] = {
     "use_v2_block_manager": (_always, "there is one block manager"),
     "disable_cascade_attn": (bool, "there is no cascade attention"),
     "num_scheduler_steps": (lambda value: value == 1, "one step is scheduled at a time"),
-    "runner": (lambda value: value in ("auto", "generate"), "text generation is what there is"),
-    "convert": (lambda value: value in ("auto", "none"), "text generation is what there is"),
     "config_format": (lambda value: value in ("auto", "hf"), "config.json is what there is"),
     "guided_decoding_backend": (lambda value: value == "auto", "structured output is not available"),
     "api_server_count": (lambda value: value == 1, "there is one"),

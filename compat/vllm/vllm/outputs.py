@@ -7,9 +7,33 @@ from octavo.types.outputs import (
     RequestMetrics,
     RequestOutput,
 )
+from octavo.types.pooling_outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
 from vllm import _missing
 
-__all__ = ["BeamSearchOutput", "BeamSearchSequence", "CompletionOutput", "RequestMetrics", "RequestOutput"]
+__all__ = [
+    "BeamSearchOutput",
+    "BeamSearchSequence",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
+    "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "PoolingOutput",
+    "PoolingRequestOutput",
+    "RequestMetrics",
+    "RequestOutput",
+    "ScoringOutput",
+    "ScoringRequestOutput",
+]
 
 
 def __getattr__(name: str) -> object:
