@@ -104,7 +104,6 @@ ROWS = {
     "FalconH1ForCausalLM": Row("falcon_h1", {**MAMBA2, "mamba_d_ssm": 128}, shares_prefixes=False),
     "FalconMambaForCausalLM": Row("falcon_mamba", shares_prefixes=False),
     "FlexOlmoForCausalLM": Row("flex_olmo"),
-    "FlintForCausalLM": Row("flint"),
     "Gemma2ForCausalLM": Row("gemma2"),
     "Gemma3ForCausalLM": Row("gemma3_text"),
     "Gemma3nForCausalLM": Row(
@@ -325,6 +324,7 @@ REASONS = {
     "computes an attention mask of its own": "an attention mask of its own",
     "keeps keys of different sizes in different layers": "keys of different sizes in different layers",
     "has its own attention classes": "attention classes of its own",
+    "hides what is outside a window or chunk": "windows that only a mask tells of",
     "gives attention more than it is known to read": "a position bias beside the scores",
     "keeps its decoder under another name": "attention in chunks (Llama 4)",
     "uses cache of its own": "a cache class of its own (lightning attention)",
@@ -340,6 +340,7 @@ REFUSED = {
     "DiffLlamaForCausalLM": Refusal("diffllama", "not plain attention over one key and value a head"),
     "DogeForCausalLM": Refusal("doge", "computes an attention mask of its own"),
     "DoryForCausalLM": Refusal("dory", "not plain attention over one key and value a head"),
+    "FlintForCausalLM": Refusal("flint", "hides what is outside a window or chunk"),
     "Gemma4ForCausalLM": Refusal("gemma4_text", "keeps keys of different sizes in different layers"),
     "Gemma4UnifiedForCausalLM": Refusal("gemma4_unified_text", "keeps keys of different sizes in different layers"),
     "GlmMoeDsaForCausalLM": Refusal("glm_moe_dsa", "cannot be traced"),
