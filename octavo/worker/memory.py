@@ -117,6 +117,15 @@ def release_freed_memory() -> None:
         trim(0)
 
 
+def kv_cache_bytes(share: int, needed: int, room: int | None = None) -> int:
+    """Bytes for the KV cache: what the engine's `share` leaves beside what it `needed`, but no more than the `room` there is.
+
+    Other processes on a GPU have shares of their own and do not count against this one; they may have left less `room`.
+    """
+    left = share - needed if room is None else min(share - needed, room)
+    return max(left, 0)
+
+
 def count_blocks(kv_bytes: int, block_bytes: int, min_blocks: int, what_fits: Callable[[int], str]) -> int:
     """Blocks that fit in `kv_bytes`; ConfigError when one full context does not fit.
 

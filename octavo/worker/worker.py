@@ -33,7 +33,14 @@ from octavo.worker.cpu_programs import CpuPrograms
 from octavo.worker.custom_logits import make_custom_processors, validate_params
 from octavo.worker.graphs import DecodeGraphs
 from octavo.worker.input_batch import InputBatch
-from octavo.worker.memory import MemoryPlan, count_blocks, measure_working_bytes, weight_bytes, zero_bytes
+from octavo.worker.memory import (
+    MemoryPlan,
+    count_blocks,
+    kv_cache_bytes,
+    measure_working_bytes,
+    weight_bytes,
+    zero_bytes,
+)
 from octavo.worker.model_runner import ModelRunner, StepHandle
 from octavo.worker.pooling_model import load_dense, pooling_class
 from octavo.worker.pooling_runner import PoolingRunner
@@ -158,9 +165,8 @@ class Worker:
             )
             working = measured * tokens // part
         else:
-            self.runner.dummy_step(
-                tokens, requests
-            )  # compiles kernels, so that the measured run allocates what is needed
+            # Loads the kernels, so that the measured run allocates only what a step needs.
+            self.runner.dummy_step(tokens, requests)
             working = measure_working_bytes(lambda: self.runner.dummy_step(tokens, requests), self.device)
         total, free = self._device_memory()
         limit = int(total * cache.memory_utilization)
@@ -173,9 +179,8 @@ class Worker:
         elif cache.kv_cache_memory_bytes is not None:
             kv_bytes = cache.kv_cache_memory_bytes
         else:
-            kv_bytes = max(limit - weights - states - working - other, 0)
-            if self.device.type == "cuda":  # other processes may have left less than the share
-                kv_bytes = max(min(kv_bytes, free - working - GRAPH_RESERVE), 0)
+            room = free - working - GRAPH_RESERVE if self.device.type == "cuda" else None
+            kv_bytes = kv_cache_bytes(limit, weights + states + working + other, room)
         chunk = scheduler.max_num_batched_tokens
         blocks_per_request = sum(max_blocks_held(g.spec, scheduler.max_model_len, chunk) for g in groups)
         useful = 1 + scheduler.max_num_seqs * blocks_per_request
