@@ -71,6 +71,11 @@ def round_inputs(oracle: CausalLM, group: int | None = None, scales: dict[str, f
     return oracle
 
 
+# Equal, as a rule; float32 sums in another order may carry an input over to the next 8-bit float. Unrounded inputs are
+# 0.07 and more apart.
+ONE_STEP = 0.04
+
+
 def error(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got - want).norm() / want.norm())
 
@@ -185,7 +190,7 @@ def test_checkpoints(kind, tmp_path):
             p: float(m.input_scale) for p, m in model.named_modules() if getattr(m, "input_scale", None) is not None
         }
     # A number on the edge may be rounded up here and down there.
-    assert error(got, logits(round_inputs(oracle, BLOCK if "block" in kind else None, scales))) < 0.01
+    assert error(got, logits(round_inputs(oracle, BLOCK if "block" in kind else None, scales))) < ONE_STEP
 
 
 @torch.inference_mode()
@@ -250,7 +255,7 @@ def test_online_rounds_each_row_as_it_arrives(tmp_path):
     for path, layer in plain.items():
         if isinstance(layer, Linear) and path != "lm_head":
             layer.weight.data = numbers(model.get_submodule(path))
-    assert error(logits(model), logits(round_inputs(oracle))) < 0.01
+    assert error(logits(model), logits(round_inputs(oracle))) < ONE_STEP
 
 
 @pytest.mark.parametrize("kind", [None, *KINDS])
