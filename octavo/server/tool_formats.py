@@ -6,14 +6,14 @@ template, so rows with rarer words come first; where a template says nothing abo
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.errors import ConfigError
 from octavo.server.parsers.answer import Opening
 from octavo.server.parsers.calls import Body, MakeId, random_call_id, short_call_id
-from octavo.server.parsers.json_calls import first_of, headed_call, json_calls, read_keyed_call, section
+from octavo.server.parsers.json_calls import first_of, from_mark, headed_call, json_calls, read_keyed_call, section
 from octavo.server.parsers.literal_calls import literal_calls, read_gemma_call, read_python_call
 from octavo.server.parsers.markup_calls import Markup
 
@@ -77,10 +77,15 @@ def _json(*marks: str, end: str | None = None) -> dict[str, Opening]:
     return {mark: Opening(json_calls(end), end) for mark in marks}
 
 
-def _sections(call_mark: str, call: Body, begins: Sequence[str], end: str, call_end: str) -> dict[str, Opening]:
-    """Calls behind `call_mark`, in sections or (models forget) without."""
+def _sections(call_mark: str, call: Body, call_end: str, sections: Mapping[str, str]) -> dict[str, Opening]:
+    """Calls behind `call_mark`, in sections (opening mark -> end mark) or, since models forget, without."""
     calls = {call_mark: Opening(call, call_end)}
-    return calls | {begin: Opening(section(call_mark, call, end), end) for begin in begins}
+    return calls | {begin: Opening(section(call_mark, call, end), end) for begin, end in sections.items()}
+
+
+def _anywhere(mark: str) -> dict[str, Opening]:
+    """A JSON object that begins with `mark`, amid text."""
+    return {mark: Opening(from_mark(mark, json_calls()))}
 
 
 def _markup(tags: Markup, begin: str, end: str, fillers: Iterable[str] = ()) -> dict[str, Opening]:
@@ -105,10 +110,10 @@ def _function_tags(is_verbatim: bool = False) -> Markup:
 def _invoke_tags(prefix: str = "", parameter: str = "parameter", is_verbatim: bool = False) -> Markup:
     """`<invoke name="f"><parameter name="a">1</parameter></invoke>`"""
     return Markup(
-        call=f'<{prefix}invoke name="',
+        call=f"<{prefix}invoke name=",  # a quote is read with the name, or left out by the model
         name_end=">",
         call_end=f"</{prefix}invoke>",
-        parameter=f'<{prefix}{parameter} name="',
+        parameter=f"<{prefix}{parameter} name=",
         key_end=">",
         value_end=f"</{prefix}{parameter}>",
         is_verbatim=is_verbatim,
@@ -188,13 +193,15 @@ TOOL_FORMATS = (
         _sections(
             "<|tool_call_begin|>",
             headed_call(
-                r"(?P<id>(?:functions\.)?{name}:\d+)\s*<\|tool_call_argument_begin\|>",
+                r"(?P<id>(?:functions\.)?{name}(?::\d+)?)\s*<\|tool_call_argument_begin\|>",
                 ("<|tool_call_end|>",),
-                names=r"[\w.-]+",
+                names=r"[\w./-]+",
             ),
-            ("<|tool_calls_section_begin|>",),
-            "<|tool_calls_section_end|>",
             "<|tool_call_end|>",
+            {
+                "<|tool_calls_section_begin|>": "<|tool_calls_section_end|>",
+                "<|tool_call_section_begin|>": "<|tool_call_section_end|>",
+            },
         ),
         words=("<|tool_call_argument_begin|>",),
     ),
@@ -224,9 +231,8 @@ TOOL_FORMATS = (
         _sections(
             "<｜tool▁call▁begin｜>",
             headed_call(r"function<｜tool▁sep｜>{name}\s*```(?:json)?", ("```", "<｜tool▁call▁end｜>")),
-            ("<｜tool▁calls▁begin｜>",),
-            "<｜tool▁calls▁end｜>",
             "<｜tool▁call▁end｜>",
+            {"<｜tool▁calls▁begin｜>": "<｜tool▁calls▁end｜>"},
         ),
         words=("<｜tool▁sep｜>", "```json"),
         model_types=("deepseek_v3",),
@@ -238,9 +244,8 @@ TOOL_FORMATS = (
         _sections(
             "<｜tool▁call▁begin｜>",
             headed_call(r"{name}\s*<｜tool▁sep｜>", ("<｜tool▁call▁end｜>",)),
-            ("<｜tool▁calls▁begin｜>",),
-            "<｜tool▁calls▁end｜>",
             "<｜tool▁call▁end｜>",
+            {"<｜tool▁calls▁begin｜>": "<｜tool▁calls▁end｜>"},
         ),
         words=("<｜tool▁sep｜>",),
     ),
@@ -330,7 +335,8 @@ TOOL_FORMATS = (
         ("granite",),
         "Granite 3",
         '<|tool_call|>[{"name": "NAME", "arguments": ARGUMENTS}]',
-        _json("<|tool_call|>"),
+        _json("<|tool_call|>", "<tool_call>"),
+        bare={"[": json_calls()},
         words=("<|tool_call|>",),
     ),
     ToolFormat(
@@ -440,7 +446,7 @@ TOOL_FORMATS = (
         ("phi4_mini_json",),
         "Phi-4-mini, Firefunction 2",
         'functools[{"name": "NAME", "arguments": ARGUMENTS}]',
-        _json("functools"),
+        _json("functools") | _json("<|tool_call|>", end="<|/tool_call|>"),
         words=("functools",),
         model_types=("phi3",),
     ),
@@ -473,7 +479,7 @@ TOOL_FORMATS = (
         ("llama3_json", "llama4_json"),
         "Llama 3.1 to 4",
         '{"name": "NAME", "parameters": ARGUMENTS}',
-        _json("<|python_tag|>"),
+        _json("<|python_tag|>") | _anywhere('{"name"') | _anywhere('{"type"'),
         bare={"{": json_calls()},
         words=('{"name": function name',),
     ),

@@ -4,7 +4,7 @@ What a format looks like is data (`octavo.server.reasoning_formats`, `octavo.ser
 
 - Whitespace next to a mark is layout and dropped; all other text goes to one of reasoning, content or arguments.
 - What an opening mark promised and does not become (broken JSON, a tool nobody offered) is content again, marks and all.
-  A call that its client already knows of gets the rest as the model wrote it.
+  A call that its client already knows of gets the rest as the model wrote it, unless its arguments are complete.
 - An answer that was cut shows no half mark and no call without a name; a cut call keeps the arguments it has.
 """
 
@@ -237,7 +237,8 @@ class AnswerMachine:
         reader, calls = self._reader, self._calls
         try:
             yield from opening.body(reader, calls)
-            reader.release()
+            text = reader.release()
+            self._content.add(text[len(text.rstrip()) :])  # space read in search of further calls
         except MalformedError:
             yield from self._recover(opening)
         except EndOfText:
@@ -250,16 +251,23 @@ class AnswerMachine:
         if call is None or not call.is_told:
             self._content.add(text)
             return
+        ends = Marks([opening.end] if opening.end else [])
         self._reader.keep()
-        yield from self._reader.until(Marks([opening.end] if opening.end else []), call.arguments)
-        call.end()
+        if call.has_arguments:
+            call.end()
+            yield from self._reader.until(ends, self._content.add)
+        else:
+            yield from self._reader.until(ends, call.arguments)
+            call.end()
         self._reader.release()
 
     def _end_calls(self, opening: Opening) -> None:
         """The answer ended among its calls."""
         call, reader = self._calls.current, self._reader
         text = reader.release() + reader.rest()
-        if call is not None and (call.is_told or (reader.is_cut and call.tool is not None)):
+        if call is not None and call.is_told and call.has_arguments:
+            call.end()
+        elif call is not None and (call.is_told or (reader.is_cut and call.tool is not None)):
             call.commit()
         elif not reader.is_cut and not (self._calls.num_complete and (opening.end or "").startswith(text.strip())):
             self._content.add(text)

@@ -85,6 +85,7 @@ class Call:
         self._wanted_id: str | None = None
         self._index = -1
         self.tool: Tool | None = None
+        self.has_arguments = False  # all of them, though more of the call may come
 
     @property
     def is_told(self) -> bool:

@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 from string import hexdigits
 
 from octavo.server.parsers.calls import MAX_NAME, Body, Call, Calls, whole_characters
-from octavo.server.parsers.reader import Emit, MalformedError, Marks, Parse, Reader
+from octavo.server.parsers.reader import Emit, EndOfText, MalformedError, Marks, Parse, Reader
 
 MAX_DEPTH = 128
 MAX_SCALAR = 512  # characters of a number
 MAX_HEADER = 512  # characters between an opening mark and the arguments
 NAME_KEYS = frozenset({"name", "tool_name"})
 ARGUMENT_KEYS = frozenset({"arguments", "parameters", "args"})
-OTHER_KEYS = frozenset({"type", "id", "index", "tool_call_id", "call_id"})
+OTHER_KEYS = frozenset({"type", "id", "index", "tool_call_id", "call_id"})  # of calls that may lack arguments
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _STRING_RUN = re.compile(r'[^"\\\x00-\x1f]*')
@@ -160,19 +160,26 @@ def read_arguments(reader: Reader, call: Call) -> Parse[None]:
         call.arguments("{}")
     else:
         raise MalformedError
+    call.has_arguments = True
 
 
 def read_call(reader: Reader, call: Call) -> Parse[None]:
-    """One object that names a tool and its arguments, in any order."""
-    if not (yield from _read_members(reader, call)):
+    """One object that names a tool and its arguments, in any order.
+
+    Only with arguments may it have members of other meaning: they tell a call from other JSON.
+    """
+    has_other_members = yield from _read_members(reader, call)
+    if not call.has_arguments:
+        if has_other_members:
+            raise MalformedError
         call.arguments("{}")
     call.end()
 
 
 def _read_members(reader: Reader, call: Call, is_inner: bool = False) -> Parse[bool]:
-    """Read the object, or the one under its key "function"; whether it had arguments."""
+    """Read the object, or the one under its key "function"; whether it had members that no call has."""
     yield from reader.expect("{")
-    has_arguments = False
+    has_other_members = False
     while (yield from reader.skip_space()) != "}":
         key = yield from read_string(reader)
         yield from reader.skip_space()
@@ -180,19 +187,17 @@ def _read_members(reader: Reader, call: Call, is_inner: bool = False) -> Parse[b
         character = yield from reader.skip_space()
         if key in NAME_KEYS or (key == "function" and character == '"'):
             call.name((yield from read_string(reader)))
-        elif key in ARGUMENT_KEYS and not has_arguments:
+        elif key in ARGUMENT_KEYS and not call.has_arguments:
             yield from read_arguments(reader, call)
-            has_arguments = True
         elif key == "function" and character == "{" and not is_inner:
-            has_arguments = yield from _read_members(reader, call, is_inner=True)
-        elif key in OTHER_KEYS:
-            yield from copy_value(reader, lambda text: None)
+            has_other_members |= yield from _read_members(reader, call, is_inner=True)
         else:
-            raise MalformedError
+            has_other_members |= key not in OTHER_KEYS
+            yield from copy_value(reader, lambda text: None)
         if (yield from reader.skip_space()) != "}":
             yield from reader.expect(",")
     reader.at += 1
-    return has_arguments
+    return has_other_members
 
 
 def read_keyed_call(reader: Reader, call: Call) -> Parse[None]:
@@ -211,11 +216,13 @@ def read_keyed_call(reader: Reader, call: Call) -> Parse[None]:
 def json_calls(end: str | None = None, read: Callable[[Reader, Call], Parse[None]] = read_call) -> Body:
     """Objects in a row or in an array, between whitespace, commas or semicolons, up to the mark `end`.
 
-    Without an end mark they end where the array closes, or where no further object follows.
+    Without an end mark they end where the array closes, or where no further object follows. With one, a bracket too many
+    behind a call does no harm: models that nest deeply miscount.
     """
 
     def body(reader: Reader, calls: Calls) -> Parse[None]:
         in_array = False
+        num_before = calls.num_complete
         while True:
             character = yield from reader.skip_space()
             if character == "{":
@@ -230,7 +237,7 @@ def json_calls(end: str | None = None, read: Callable[[Reader, Call], Parse[None
                 in_array = False
                 if end is None:
                     return
-            elif character in ",;":
+            elif character in ",;" or (end is not None and character in "]}" and calls.num_complete > num_before):
                 reader.at += 1
             elif end is not None and character == end[0] and (yield from reader.literal(end)):
                 return
@@ -273,14 +280,32 @@ def headed_call(header: str, tails: tuple[str, ...] = (), names: str = r"[\w.:/-
 
 
 def named_call(name: str) -> Body:
-    """The arguments of the tool `name`, nothing else."""
+    """The arguments of the tool `name`, nothing else; with nothing at all, up to a mark or the end, there are none."""
 
     def body(reader: Reader, calls: Calls) -> Parse[None]:
         call = calls.begin()
         call.name(name)
-        yield from reader.skip_space()
-        yield from copy_value(reader, call.arguments, call.commit)
+        try:
+            is_empty = (yield from reader.skip_space()) == "<"
+        except EndOfText:
+            if reader.is_cut:
+                raise
+            is_empty = True
+        if is_empty:
+            call.arguments("{}")
+        else:
+            yield from copy_value(reader, call.arguments, call.commit)
         call.end()
+
+    return body
+
+
+def from_mark(mark: str, call: Body) -> Body:
+    """A body that begins with its opening mark, which was read."""
+
+    def body(reader: Reader, calls: Calls) -> Parse[None]:
+        reader.at -= len(mark)
+        yield from call(reader, calls)
 
     return body
 

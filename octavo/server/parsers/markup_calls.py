@@ -5,14 +5,14 @@ What a value is depends on the tool's schema: text for a string, else JSON where
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from octavo.server.parsers.calls import MAX_NAME, Body, Call, Calls, whole_characters
 from octavo.server.parsers.literal_calls import python_to_json
 from octavo.server.parsers.reader import Emit, EndOfText, MalformedError, Marks, Parse, Reader
 
-_NAME = re.compile(r"""\s*["']?([^"'<>\s]+)""")
+_NAME = re.compile(r"""\s*["']?([^"'<>]*[^"'<>\s])""")
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "integer": int,
@@ -29,7 +29,8 @@ class Markup:
 
     `call` opens a call and `name_end` ends its name (None: a parameter or `call_end` does); `parameter` and `key_end`
     enclose a key, perhaps with attributes (`string="true"`); `value_end` ends its value, and so do `also_value_ends`
-    where models forget the end tag. One newline at each end of a value is layout, unless `is_verbatim`.
+    where models forget the end tag. A value that begins with a newline loses it and one at its end, as layout, unless
+    `is_verbatim`.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Markup:
                 break
             header, _ = yield from reader.until_after(self._key_ends, MAX_NAME)
             key = _name_in(header)
-            kinds = _kinds(tool.schema_of(key))
+            kinds = _kinds(tool.schema_of(key), tool.parameters)
             if 'string="true"' in header:
                 kinds = {"string"}
             elif 'string="false"' in header:
@@ -135,19 +136,20 @@ class Markup:
 
 
 class _Text:
-    """Plain text in pieces, less a newline at either end."""
+    """Plain text in pieces, less a pair of newlines around it."""
 
     def __init__(self, is_verbatim: bool):
-        self._is_verbatim = is_verbatim
         self._at_start = not is_verbatim
+        self._has_layout = False
         self._held = ""
 
     def add(self, piece: str) -> str:
-        if self._is_verbatim:
-            return piece
         if self._at_start and piece:
             self._at_start = False
+            self._has_layout = piece.startswith("\n")
             piece = piece.removeprefix("\n")
+        if not self._has_layout:
+            return piece
         piece = self._held + piece
         kept = piece.removesuffix("\n")
         self._held = piece[len(kept) :]
@@ -173,20 +175,29 @@ def _name_in(header: str) -> str:
     return found[1]
 
 
-def _kinds(schema: Any) -> set[str]:
-    """The JSON types that a schema allows; empty when it does not say."""
-    if not isinstance(schema, dict):
+def _kinds(schema: Any, root: Any, num_steps: int = 8) -> set[str]:
+    """The JSON types that a schema allows; empty when it does not say. References point into `root`."""
+    if not isinstance(schema, dict) or num_steps == 0:
         return set()
-    kind = schema.get("type")
+    kind, reference = schema.get("type"), schema.get("$ref")
     if isinstance(kind, str):
         return {kind}
     if isinstance(kind, list):
         return {str(one) for one in kind}
-    for name in ("anyOf", "oneOf"):
+    if isinstance(reference, str):
+        return _kinds(_referenced(reference, root), root, num_steps - 1)
+    for name in ("anyOf", "oneOf", "allOf"):
         if isinstance(schema.get(name), list):
-            return set().union(*map(_kinds, schema[name]))
+            return set().union(*(_kinds(one, root, num_steps - 1) for one in schema[name]))
     values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
     return {"string"} if values and all(isinstance(value, str) for value in values) else set()
+
+
+def _referenced(reference: str, root: Any) -> Any:
+    """What a reference such as `#/$defs/name` points to; None when that is nothing."""
+    for name in reference.removeprefix("#/").split("/"):
+        root = root.get(name) if isinstance(root, Mapping) else None
+    return root
 
 
 def typed_value(text: str, kinds: set[str]) -> str:
@@ -216,4 +227,6 @@ def _parse(text: str) -> Any:
 def _is_kind(value: Any, kind: str) -> bool:
     if isinstance(value, bool):
         return kind == "boolean"
+    if isinstance(value, float) and value.is_integer():
+        return kind in ("integer", "number")
     return isinstance(value, _KINDS.get(kind, ()))

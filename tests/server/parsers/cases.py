@@ -103,6 +103,22 @@ WELL_FORMED = [
     _tools("solar", f"<|tool_calls|><|tool_call:begin|>1<|tool_call:name|>get_weather<|tool_call:args|>{CITY_JSON}<|tool_call:end|><|tool_call:begin|>2<|tool_call:name|>ping<|tool_call:args|>{{}}<|tool_call:end|>"),
     _tools("openai", f"<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>commentary<|message|>Looking.<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{CITY_JSON}<|call|>", TWO[:1], reasoning="why", content="Looking."),
     _tools("openai", f" to=functions.get_weather<|channel|>commentary json<|message|>{CITY_JSON}<|call|>", TWO[:1]),
+    # What models write besides what their templates show.
+    _tools("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}, "thought": {"x": [1]}}</tool_call>', (("f", {"a": 1}),)),
+    _tools("hermes", '<tool_call>{"thought": "a", "name": "f", "arguments": {"a": 1}}}</tool_call>\nB', (("f", {"a": 1}),), content="B"),
+    _tools("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}\n</tool_call>B', (("f", {"a": 1}),), content="B"),
+    _tools("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}\n', (("f", {"a": 1}),)),
+    _tools("hermes", '<tool_call>{"name": "f", "arguments": {"a": "</tool_call>\\u00e9\\ud83d\\ude00"}}</tool_call>', (("f", {"a": "</tool_call>é😀"}),)),
+    _tools("llama3_json", 'Sure: {"name": "ping", "parameters": {}}\nDone', (("ping", {}),), content="Sure:\nDone"),
+    _tools("granite", f"<tool_call> {PARALLEL}"),
+    _tools("granite", PARALLEL),
+    _tools("phi4_mini_json", f"<|tool_call|>{PARALLEL}<|/tool_call|>"),
+    _tools("kimi_k2", "<|tool_call_section_begin|><|tool_call_begin|>functions.ping<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_call_section_end|>", TWO[1:]),
+    _tools("glm45", "<tool_call>visit<arg_key>first name</arg_key><arg_value>a\n</arg_value><arg_key>day</arg_key><arg_value>1</arg_value><arg_key>size</arg_key><arg_value>3.0</arg_value></tool_call>", (("visit", {"first name": "a\n", "day": "1", "size": 3.0}),)),
+    _tools("glm45", "<tool_call>visit<arg_key>first name</arg_key><arg_value>\n\na\n\n</arg_value></tool_call>", (("visit", {"first name": "\na\n"}),)),
+    _tools("minimax_m2", "<minimax:tool_call><invoke name=visit><parameter name='first name'>a</parameter></invoke></minimax:tool_call>", (("visit", {"first name": "a"}),)),
+    _tools("openai", "<|channel|>commentary to=functions.ping <|constrain|>json<|message|><|call|>", (("ping", {}),)),
+    _tools("openai", "<|channel|>commentary to=functions.ping <|constrain|>json<|message|>", (("ping", {}),)),
 ]  # fmt: skip
 
 # Nothing is lost, nothing is invented.
@@ -124,6 +140,8 @@ BROKEN = [
     # Its client knows of the call already: it gets the rest as the model wrote it.
     _tools("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1, b: 2}}</tool_call>', (("f", '{"a": 1, b: 2}}'),)),
     _tools("hermes", '<tool_call>{"name": "nobody"}</tool_call>\n<tool_call>{"name": "ping"}</tool_call>', (("ping", {}),), content='<tool_call>{"name": "nobody"}</tool_call>'),
+    _tools("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}, "x": }] B', (("f", {"a": 1}),), content="}] B"),
+    _tools("llama3_json", 'So: {"name": "Ann", "age": 3}', (), content='So: {"name": "Ann", "age": 3}'),
     _tools("mistral", "[TOOL_CALLS]nobody[ARGS]{}", (), content="[TOOL_CALLS]nobody[ARGS]{}"),
     _tools("llama3_json", '{"answer": 42}', (), content='{"answer": 42}'),
     _tools("pythonic", "[1] says so", (), content="[1] says so"),

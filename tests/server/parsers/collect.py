@@ -32,7 +32,19 @@ WEATHER = Tool(
         },
     },
 )
-TOOLS = {tool.name: tool for tool in (WEATHER, Tool("ping"), Tool("f", {"properties": {"a": {"type": "integer"}}}))}
+REFERRING = Tool(
+    "visit",
+    {
+        "properties": {
+            "first name": {"type": "string"},
+            "day": {"allOf": [{"$ref": "#/$defs/Day"}]},
+            "size": {"type": "integer"},
+        },
+        "$defs": {"Day": {"enum": ["1", "2"]}},
+    },
+)
+NUMBER = Tool("f", {"properties": {"a": {"type": "integer"}}})
+TOOLS = {tool.name: tool for tool in (WEATHER, Tool("ping"), NUMBER, REFERRING)}
 
 
 @dataclass
