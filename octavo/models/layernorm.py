@@ -1,10 +1,10 @@
-"""Decoders with LayerNorm that transformers' backend cannot run, or runs slowly: Bloom, Falcon, MPT, StableLM, StarCoder2.
+"""Decoders with LayerNorm: what they share, and Bloom, Falcon, MPT, StableLM, StarCoder2 (more in `gpt.py`, `cohere.py`).
 
 One layer with switches, set by a family's `Style` and its configuration:
 
-    parallel           attention and MLP read the same x: Falcon, some StableLM
+    parallel           attention and MLP read the same x: Falcon, GPT-J, GPT-NeoX, Phi, Cohere, some StableLM
     num_norms          1: the MLP shares attention's norm
-    alibi              a bias by distance in place of rotation (Press et al. 2022): Bloom, MPT
+    positions          "rotary"; "alibi", a bias by distance (Press et al. 2022): Bloom, MPT; "learned": GPT-2, OPT
     has_embedding_norm Bloom
     fused              q, k, v in one checkpoint tensor, "by group": [KV head: its q heads | k | v], as Bloom and Falcon have it
 """
@@ -36,13 +36,19 @@ class Style:
     activation: str
     norm_eps: float
     qkv_bias: bool
-    bias: bool  # of all other linears
+    bias: bool  # of all other linears but the head
+    output_bias: bool | None = None  # of o_proj, where it differs
+    head_bias: bool = False
     norm_bias: bool = True
     parallel: bool = False
     num_norms: int = 2
-    alibi: bool = False
+    positions: str = "rotary"
+    first_position: int = 0  # of a learned table, whose first rows OPT leaves out
+    rotary_dim: int | None = None  # where it is no share of the head's width
+    interleaved: bool = False  # neighbours rotate together
     gated: bool = False
     has_embedding_norm: bool = False
+    logits_scale: float = 1.0
     tied: bool = True
 
 
@@ -61,21 +67,26 @@ class Attention(nn.Module):
         super().__init__()
         heads, dim = cfg.num_heads, cfg.head_dim
         self.qkv_proj = QKVLinear(cfg.hidden_size, dim, heads, style.num_kv_heads, bias=style.qkv_bias)
-        self.o_proj = RowLinear(heads * dim, cfg.hidden_size, bias=style.bias)
+        output_bias = style.bias if style.output_bias is None else style.output_bias
+        self.o_proj = RowLinear(heads * dim, cfg.hidden_size, bias=output_bias)
         self.rope = rope
-        slopes = alibi_slopes(heads) if style.alibi else None
-        self.attn = PagedAttention(heads, style.num_kv_heads, dim, window=layer_window(cfg, index), alibi_slopes=slopes)
+        slopes = alibi_slopes(heads) if style.positions == "alibi" else None
+        self.attn = PagedAttention(
+            heads, style.num_kv_heads, dim, window=layer_window(cfg, index), distance_bias=slopes
+        )
 
     def forward(self, positions, hidden_states):
         return self.o_proj(self.attn(self.qkv_proj(hidden_states), positions, self.rope))
 
 
 class Layer(nn.Module):
+    attention_class: type[Attention] = Attention
+
     def __init__(self, cfg: HFConfig, style: Style, index: int, rope: Rope | None):
         super().__init__()
         size = cfg.hidden_size
         self.input_layernorm = LayerNorm(size, style.norm_eps, style.norm_bias)
-        self.self_attn = Attention(cfg, style, index, rope)
+        self.self_attn = self.attention_class(cfg, style, index, rope)
         self.post_attention_layernorm = (
             LayerNorm(size, style.norm_eps, style.norm_bias) if style.num_norms == 2 else None
         )
@@ -96,16 +107,25 @@ class Layer(nn.Module):
 
 
 class LayerNormModel(nn.Module):
-    def __init__(self, cfg: HFConfig, style: Style):
+    def __init__(self, cfg: HFConfig, style: Style, layer_class: type[Layer]):
         super().__init__()
-        rope = None if style.alibi else Rope.of(cfg, cfg.get("max_model_len"))
         self.embed_tokens = Embedding(cfg.vocab_size, cfg.hidden_size)
+        self.embed_positions = None
+        if style.positions == "learned":
+            rows = int(cfg.require("max_position_embeddings")) + style.first_position
+            self.embed_positions = Embedding(rows, cfg.hidden_size)
+        self.first_position = style.first_position
         self.embed_norm = LayerNorm(cfg.hidden_size, style.norm_eps) if style.has_embedding_norm else None
-        self.layers = nn.ModuleList(Layer(cfg, style, i, rope) for i in range(cfg.num_layers))
+        rope = None
+        if style.positions == "rotary":
+            rope = Rope.of(cfg, cfg.get("max_model_len"), style.interleaved, style.rotary_dim)
+        self.layers = nn.ModuleList(layer_class(cfg, style, i, rope) for i in range(cfg.num_layers))
         self.norm = LayerNorm(cfg.hidden_size, style.norm_eps, style.norm_bias)
 
     def forward(self, input_ids, positions, inputs_embeds=None):
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if self.embed_positions is not None:
+            x = x + self.embed_positions(positions + self.first_position)
         if self.embed_norm is not None:
             x = self.embed_norm(x)
         for layer in self.layers:
@@ -117,12 +137,14 @@ class LayerNormForCausalLM(CausalLM):
     """Subclasses read their configuration and rename their checkpoint's tensors to those of Llama."""
 
     fused_by_group = False
+    layer_class: type[Layer] = Layer
 
     def __init__(self, cfg: HFConfig):
         super().__init__()
         self.head_dim, self.style = cfg.head_dim, self.read(cfg)
-        self.model = LayerNormModel(cfg, self.style)
-        self.lm_head = LMHead(cfg.hidden_size, cfg.vocab_size)
+        self.model = LayerNormModel(cfg, self.style, self.layer_class)
+        style = self.style
+        self.lm_head = LMHead(cfg.hidden_size, cfg.vocab_size, style.head_bias, style.logits_scale)
         self.tied = {"lm_head.weight": "model.embed_tokens.weight"} if self.style.tied else {}
 
     @staticmethod
@@ -165,7 +187,7 @@ class BloomForCausalLM(LayerNormForCausalLM):
         cfg.choose("apply_residual_connection_post_layernorm", [False], False)
         eps = float(cfg.get("layer_norm_epsilon", 1e-5))
         return Style(
-            cfg.num_heads, 4 * cfg.hidden_size, "gelu_tanh", eps, True, True, alibi=True, has_embedding_norm=True
+            cfg.num_heads, 4 * cfg.hidden_size, "gelu_tanh", eps, True, True, positions="alibi", has_embedding_norm=True
         )
 
 
@@ -211,7 +233,7 @@ class MptForCausalLM(LayerNormForCausalLM):
         attention.choose("clip_qkv", [0], 0)
         attention.choose("softmax_scale", [cfg.head_dim**-0.5], cfg.head_dim**-0.5)
         width = int(cfg.get("expansion_ratio", 4)) * cfg.hidden_size
-        return Style(cfg.num_heads, width, "gelu", 1e-5, False, False, norm_bias=False, alibi=True)
+        return Style(cfg.num_heads, width, "gelu", 1e-5, False, False, norm_bias=False, positions="alibi")
 
 
 class StableLmForCausalLM(LayerNormForCausalLM):

@@ -20,6 +20,20 @@ NATIVE: dict[str, tuple[str, str]] = {
     "GlmForCausalLM": ("glm", "GlmForCausalLM"),
     "Glm4ForCausalLM": ("glm", "Glm4ForCausalLM"),
     "Qwen3ForCausalLM": ("qwen3", "Qwen3ForCausalLM"),
+    "CohereForCausalLM": ("cohere", "CohereForCausalLM"),
+    "Cohere2ForCausalLM": ("cohere", "Cohere2ForCausalLM"),
+    **{
+        name: ("gpt", name)
+        for name in (
+            "GPT2LMHeadModel",
+            "GPTBigCodeForCausalLM",
+            "GPTJForCausalLM",
+            "GPTNeoXForCausalLM",
+            "NemotronForCausalLM",
+            "OPTForCausalLM",
+            "PhiForCausalLM",
+        )
+    },
     "BloomForCausalLM": ("layernorm", "BloomForCausalLM"),
     "FalconForCausalLM": ("layernorm", "FalconForCausalLM"),
     "MptForCausalLM": ("layernorm", "MptForCausalLM"),

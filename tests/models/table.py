@@ -304,6 +304,10 @@ VARIANTS = {
     ),
     "falcon, grouped": Row("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
     "falcon, in sequence": Row("falcon", {"multi_query": False, "parallel_attn": False, "num_kv_heads": 4}),
+    "gpt_bigcode, own keys a head": Row("gpt_bigcode", {"multi_query": False}),
+    "gpt_neox, in sequence": Row("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
+    "cohere, head norms": Row("cohere", {"use_qk_norm": True, "attention_bias": True, "logit_scale": 0.3}),
+    "cohere2": Row("cohere2", {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
     "stablelm, parallel": Row("stablelm", {"use_parallel_residual": True, "use_qkv_bias": True}),
 }
 
