@@ -59,7 +59,8 @@ struct AttentionArgs {
     int32_t window;  // 0: none
     float softcap;   // 0: none
     const float* sinks;
-    const float* slopes;
+    const float* bias;       // null: none; [num_heads, num_distances]
+    int32_t num_distances;   // 1: slopes, by distance; more: a number for each distance, the last for all beyond
     float* out;      // [tokens, num_heads, head_dim]
     float* workspace;  // octavo_attention_workspace bytes
 };
@@ -153,8 +154,9 @@ struct Online {
 
 static float bias_score(const AttentionArgs& a, int64_t head, float score, int64_t key, int64_t query) {
     if (a.softcap > 0) score = a.softcap * std::tanh(score / a.softcap);
-    if (a.slopes != nullptr) score += a.slopes[head] * float(key - query);
-    return score;
+    if (a.bias == nullptr) return score;
+    if (a.num_distances == 1) return score + a.bias[head] * float(key - query);
+    return score + a.bias[head * a.num_distances + std::min<int64_t>(query - key, a.num_distances - 1)];
 }
 
 // Exponentials of `count` scores against the running maximum, in place; rescales sum and values when it moves. Scores lie in
@@ -405,7 +407,7 @@ static void attend_block(const AttentionArgs& a, int64_t request, int64_t token_
         gather_chunk<T>(c, table, kv_head, start, keys, s);
         const int64_t key_width = (keys + 2 * LANES - 1) / (2 * LANES) * (2 * LANES);
         product(s.queries, dim, s.keys, KEY_CHUNK, rows, dim, key_width, s.scores, KEY_CHUNK, false);
-        const bool plain = a.softcap <= 0 && a.slopes == nullptr;
+        const bool plain = a.softcap <= 0 && a.bias == nullptr;
         for (int64_t r = 0; r < rows; r++) {
             const int64_t pos = first_pos + r / group;
             float* scores = s.scores + r * KEY_CHUNK;

@@ -57,7 +57,7 @@ def _qkv_rope_write_by_row(qkv, positions, cos_sin, kv_cache, slot_mapping, num_
 @paged_attention.register("by_row", by_name_only=True)
 def _paged_attention_by_row(
     q, kv_cache, block_table, query_start_loc, seq_lens, max_query_len, max_seq_len, scale, window=0, softcap=0.0,
-    sinks=None, alibi_slopes=None, query_start_loc_cpu=None, seq_lens_cpu=None, k_scale=1.0, v_scale=1.0,
+    sinks=None, distance_bias=None, query_start_loc_cpu=None, seq_lens_cpu=None, k_scale=1.0, v_scale=1.0,
 ):  # fmt: skip
     """Each token as a request of its own that ends with it: how a prompt was cut does not show."""
     starts = query_start_loc.tolist() if query_start_loc_cpu is None else query_start_loc_cpu
@@ -68,7 +68,7 @@ def _paged_attention_by_row(
             length = seq_len - (starts[r + 1] - 1 - i)
             out[i] = paged_attention.reference(
                 _row(q, i), kv_cache, block_table[r : r + 1], query_start_loc, seq_lens, 1, length, scale, window,
-                softcap, sinks, alibi_slopes, [0, 1], [length], k_scale, v_scale,
+                softcap, sinks, distance_bias, [0, 1], [length], k_scale, v_scale,
             )[0]  # fmt: skip
     return out
 

@@ -76,7 +76,7 @@ EXTRAS = {
     "window": {"window": 12},
     "softcap": {"softcap": 20.0},
     "sinks": {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0, 3.0, 1.0])},
-    "alibi": {"alibi_slopes": torch.tensor([0.5, 0.25, 0.1, 0.05, 0.2, 0.3])},
+    "alibi": {"distance_bias": torch.tensor([0.5, 0.25, 0.1, 0.05, 0.2, 0.3])},
 }
 COMBINATIONS = [
     *(("plain", dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16)),

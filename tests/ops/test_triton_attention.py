@@ -65,7 +65,7 @@ class Case:
         if sinks:
             kwargs["sinks"] = self.make(self.heads, dtype=torch.float32)
         if alibi:
-            kwargs["alibi_slopes"] = torch.rand(self.heads, generator=self.rng).to(DEVICE)
+            kwargs["distance_bias"] = torch.rand(self.heads, generator=self.rng).to(DEVICE)
         if norm:
             kwargs |= {"q_norm": self.make(self.dim, std=0.1) + 1, "k_norm": self.make(self.dim, std=0.1) + 1}
         return kwargs
@@ -232,7 +232,7 @@ def check_mixed_batch(heads, kv_heads, dim, block_size, query_lens, lens, featur
         starts.append(starts[-1] + n)
     start_loc = torch.tensor(starts, dtype=torch.int32, device=DEVICE)
     q = case.make(starts[-1], heads, dim, std=3.0)
-    options = {"window": 0, "softcap": 0.0, "sinks": None, "alibi_slopes": None} | case.features(**features)
+    options = {"window": 0, "softcap": 0.0, "sinks": None, "distance_bias": None} | case.features(**features)
     args = (case.table, start_loc, case.seq_lens, max(query_lens), max(lens), dim**-0.5)
     expected = paged_attention.reference(q.float(), case.cache.float(), *args, **options)
     tolerance = 6e-3 * features.get("v_scale", 1.0)

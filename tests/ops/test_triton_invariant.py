@@ -128,7 +128,7 @@ FEATURES = [
     pytest.param({"window": 20}, id="window"),
     pytest.param({"window": 300, "sinks": True}, id="wide-window-sinks"),
     pytest.param({"softcap": 20.0}, id="softcap"),
-    pytest.param({"alibi_slopes": True}, id="alibi"),
+    pytest.param({"distance_bias": True}, id="alibi"),
 ]
 
 
@@ -136,8 +136,8 @@ def with_tensors(features, heads=4):
     made = dict(features)
     if "sinks" in made:
         made["sinks"] = make(heads, dtype=torch.float32)
-    if "alibi_slopes" in made:
-        made["alibi_slopes"] = torch.rand(heads, generator=torch.Generator().manual_seed(9)).to(DEVICE)
+    if "distance_bias" in made:
+        made["distance_bias"] = torch.rand(heads, generator=torch.Generator().manual_seed(9)).to(DEVICE)
     return made
 
 
@@ -166,7 +166,7 @@ def test_attention_in_float32():
 @pytest.mark.parametrize("features", FEATURES)
 def test_programs_that_share_a_request_change_no_bit(features):
     sequences = Sequences((3 * SPAN - 5,))
-    features = {"window": 0, "softcap": 0.0, "sinks": None, "alibi_slopes": None} | with_tensors(features)
+    features = {"window": 0, "softcap": 0.0, "sinks": None, "distance_bias": None} | with_tensors(features)
     results = []
     for programs in (1, 2, 3):
         q = sequences.queries[0][-1:]

@@ -28,7 +28,7 @@ class EncoderAttention(nn.Module):
     @classmethod
     def in_place_of(cls, layer: PagedAttention) -> "EncoderAttention":
         """The layer of a decoder that was trained to look both ways (EmbeddingGemma)."""
-        if layer.softcap or layer.sinks is not None or layer.alibi_slopes is not None:
+        if layer.softcap or layer.sinks is not None or layer.distance_bias is not None:
             raise ConfigError("attention in both directions has no soft caps, sinks or ALiBi here.")
         # Such checkpoints state the whole width of the window.
         window = layer.window // 2 + 1 if layer.window else None

@@ -36,14 +36,14 @@ class PagedAttention(nn.Module):
         window: int | None = None,
         softcap: float = 0.0,
         sinks: torch.Tensor | None = None,
-        alibi_slopes: torch.Tensor | None = None,
+        distance_bias: torch.Tensor | None = None,
     ):
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.scale = head_dim**-0.5 if scale is None else scale
         self.window = window or 0
         self.softcap = softcap
-        self.sinks, self.alibi_slopes = sinks, alibi_slopes
+        self.sinks, self.distance_bias = sinks, distance_bias
         self.group = 0
         self.kv_cache: torch.Tensor = torch.empty(0)
         for name in SCALES:
@@ -110,7 +110,7 @@ class PagedAttention(nn.Module):
                 self.window,
                 self.softcap,
                 self.sinks,
-                self.alibi_slopes,
+                self.distance_bias,
                 *self._scales,
             )
         else:
@@ -152,7 +152,7 @@ class PagedAttention(nn.Module):
             self.window,
             self.softcap,
             self.sinks,
-            self.alibi_slopes,
+            self.distance_bias,
             context.query_start_loc_cpu,
             context.seq_lens_cpu,
             *self._scales,

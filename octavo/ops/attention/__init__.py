@@ -31,7 +31,7 @@ def paged_attention(
     window: int = 0,
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
-    alibi_slopes: torch.Tensor | None = None,
+    distance_bias: torch.Tensor | None = None,
     query_start_loc_cpu: list[int] | None = None,
     seq_lens_cpu: list[int] | None = None,
     k_scale: float = 1.0,
@@ -43,9 +43,10 @@ def paged_attention(
     already written; block_table [requests, max_blocks] int32; query_start_loc [requests + 1]; seq_lens [requests].
     `window` > 0 lets a query see the last `window` tokens, itself included; `softcap` bounds scores by
     softcap * tanh(score / softcap); `sinks` [num_heads] are logits that take part in the softmax and hold no value;
-    `alibi_slopes` [num_heads] add slope * (key position - query position). The host lists spare a device read where the
-    caller has them. The scales are those of an 8-bit cache, see `write_kv`. Returns [tokens, num_heads, head_dim] in q's
-    dtype.
+    `distance_bias` [num_heads] are slopes, which add slope * (key position - query position) to a score (ALiBi); of
+    [num_heads, n], n > 1, the score of the key d tokens back gets the number min(d, n - 1) (T5). The host lists spare a
+    device read where the caller has them. The scales are those of an 8-bit cache, see `write_kv`. Returns [tokens,
+    num_heads, head_dim] in q's dtype.
     """
     starts, lens = _request_bounds(query_start_loc, seq_lens, query_start_loc_cpu, seq_lens_cpu)
     _, _, block_size, num_kv_heads, _ = kv_cache.shape
@@ -63,8 +64,8 @@ def paged_attention(
             scores = softcap * torch.tanh(scores / softcap)
         query_pos = torch.arange(seq_len - (end - start), seq_len, device=q.device)[:, None]
         key_pos = torch.arange(seq_len, device=q.device)[None, :]
-        if alibi_slopes is not None:
-            scores = scores + alibi_slopes.float()[:, None, None] * (key_pos - query_pos)
+        if distance_bias is not None:
+            scores = scores + _bias(distance_bias.float(), query_pos - key_pos)
         visible = key_pos <= query_pos
         if window > 0:
             visible &= key_pos > query_pos - window
@@ -76,6 +77,12 @@ def paged_attention(
             probs = scores.softmax(-1)
         out[start:end] = torch.einsum("hqk,khd->qhd", probs, v).to(q.dtype)
     return out
+
+
+def _bias(distance_bias: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:
+    if distance_bias.dim() == 1:
+        return -distance_bias[:, None, None] * distance
+    return distance_bias[:, distance.clamp(0, distance_bias.shape[1] - 1)]
 
 
 @op
@@ -98,7 +105,7 @@ def decode_attention(
     window: int = 0,
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
-    alibi_slopes: torch.Tensor | None = None,
+    distance_bias: torch.Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> torch.Tensor:
@@ -113,7 +120,7 @@ def decode_attention(
     )  # fmt: skip
     starts = torch.arange(q.shape[0] + 1, dtype=torch.int32, device=q.device)
     return paged_attention.reference(
-        q, kv_cache, block_table, starts, seq_lens, 1, max_seq_len, scale, window, softcap, sinks, alibi_slopes,
+        q, kv_cache, block_table, starts, seq_lens, 1, max_seq_len, scale, window, softcap, sinks, distance_bias,
         k_scale=k_scale, v_scale=v_scale,
     )  # fmt: skip
 
@@ -138,7 +145,7 @@ def _decode_attention_composed(
     window=0,
     softcap=0.0,
     sinks=None,
-    alibi_slopes=None,
+    distance_bias=None,
     k_scale=1.0,
     v_scale=1.0,
 ):
@@ -149,7 +156,7 @@ def _decode_attention_composed(
     )  # fmt: skip
     starts = torch.arange(q.shape[0] + 1, dtype=torch.int32, device=q.device)
     return paged_attention(
-        q, kv_cache, block_table, starts, seq_lens, 1, max_seq_len, scale, window, softcap, sinks, alibi_slopes,
+        q, kv_cache, block_table, starts, seq_lens, 1, max_seq_len, scale, window, softcap, sinks, distance_bias,
         k_scale=k_scale, v_scale=v_scale,
     )  # fmt: skip
 
@@ -161,7 +168,8 @@ def _inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
         (6, 2, 64, 16, (9, 1), (40, 64), {"window": 12}),
         (9, 3, 64, 16, (1, 6), (50, 6), {"softcap": 20.0}),
         (8, 1, 64, 16, (1, 3), (50, 20), {"sinks": True}),
-        (8, 8, 64, 16, (2, 1), (20, 31), {"alibi_slopes": True}),
+        (8, 8, 64, 16, (2, 1), (20, 31), {"distance_bias": (8,)}),
+        (6, 3, 64, 16, (17, 1, 1), (20, 31, 5), {"distance_bias": (6, 13)}),
         (8, 2, 64, 16, (1, 17, 5), (70, 17, 100), {"fp8": True}),
     ):
         num_blocks = sum(-(-n // block_size) for n in seq_lens) + 1
@@ -192,7 +200,9 @@ def _inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
             kwargs.get("window", 0),
             kwargs.get("softcap", 0.0),
             torch.randn(heads, generator=rng).to(device) if "sinks" in kwargs else None,
-            torch.rand(heads, generator=rng).to(device) if "alibi_slopes" in kwargs else None,
+            torch.rand(kwargs["distance_bias"], generator=rng).to(device)  # type: ignore[arg-type]
+            if "distance_bias" in kwargs
+            else None,
             None,
             None,
             *((0.5, 2.0) if "fp8" in kwargs else ()),

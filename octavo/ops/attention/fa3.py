@@ -53,13 +53,13 @@ def _accepts(
     window=0,
     softcap=0.0,
     sinks=None,
-    alibi_slopes=None,
+    distance_bias=None,
     query_start_loc_cpu=None,
     seq_lens_cpu=None,
     k_scale=1.0,
     v_scale=1.0,
 ) -> bool:
-    if max_query_len == 1 or softcap > 0 or sinks is not None or alibi_slopes is not None or q.shape[0] == 0:
+    if max_query_len == 1 or softcap > 0 or sinks is not None or distance_bias is not None or q.shape[0] == 0:
         return False
     # With an 8-bit cache it would want 8-bit queries as well, rounded by a scale of their own.
     if q.dtype not in (torch.bfloat16, torch.float16) or kv_cache.dtype != q.dtype:
@@ -92,7 +92,7 @@ def paged_attention_fa3(
     window: int = 0,
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
-    alibi_slopes: torch.Tensor | None = None,
+    distance_bias: torch.Tensor | None = None,
     query_start_loc_cpu: list[int] | None = None,
     seq_lens_cpu: list[int] | None = None,
     k_scale: float = 1.0,

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from octavo.ops.attention import _request_bounds, paged_attention
 
 
-def _accepts(q, kv_cache, *args, softcap=0.0, sinks=None, alibi_slopes=None, **kwargs) -> bool:
-    positional = dict(zip(("softcap", "sinks", "alibi_slopes"), args[7:10], strict=False))
+def _accepts(q, kv_cache, *args, softcap=0.0, sinks=None, distance_bias=None, **kwargs) -> bool:
+    positional = dict(zip(("softcap", "sinks", "distance_bias"), args[7:10], strict=False))
     softcap, sinks = positional.get("softcap", softcap), positional.get("sinks", sinks)
-    return not q.is_cuda and not softcap and sinks is None and positional.get("alibi_slopes", alibi_slopes) is None
+    return not q.is_cuda and not softcap and sinks is None and positional.get("distance_bias", distance_bias) is None
 
 
 @paged_attention.register("sdpa", accepts=_accepts)
@@ -28,7 +28,7 @@ def _paged_attention_sdpa(
     window=0,
     softcap=0.0,
     sinks=None,
-    alibi_slopes=None,
+    distance_bias=None,
     query_start_loc_cpu=None,
     seq_lens_cpu=None,
     k_scale=1.0,

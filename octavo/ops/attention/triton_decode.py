@@ -43,15 +43,36 @@ def compute_dtype(q_dtype, cache_dtype):
     return tl.float32 if q_dtype == tl.float32 else tl.float16
 
 
+def num_distances(distance_bias: torch.Tensor | None) -> int:
+    """What kernels specialise for: 0 without a bias, 1 for slopes, else the length of a table."""
+    return 0 if distance_bias is None else 1 if distance_bias.dim() == 1 else distance_bias.shape[1]
+
+
 @triton.jit
-def scores_log2(qk, scale, softcap, slope, distance, HAS_SOFTCAP: tl.constexpr, HAS_ALIBI: tl.constexpr):
-    """Scores in units of log 2, ready for exp2. `slope` [rows]; `distance` [rows or 1, keys]: key minus query position."""
-    if HAS_SOFTCAP or HAS_ALIBI:
+def head_bias(distance_bias, head, live, NUM_DISTANCES: tl.constexpr):
+    """For each row's head: its slope, or the address of its table; without a bias zeros, which nothing reads."""
+    if NUM_DISTANCES == 0:
+        return tl.zeros(head.shape, tl.float32)
+    elif NUM_DISTANCES == 1:
+        return tl.load(distance_bias + head, mask=live, other=0.0).to(tl.float32)
+    else:
+        return distance_bias + tl.where(live, head, 0) * NUM_DISTANCES
+
+
+@triton.jit
+def scores_log2(qk, scale, softcap, bias, distance, HAS_SOFTCAP: tl.constexpr, NUM_DISTANCES: tl.constexpr):
+    """Scores in units of log 2, ready for exp2. `bias` [rows] is `head_bias`; `distance` [rows or 1, keys]: key
+    minus query position."""
+    if HAS_SOFTCAP or NUM_DISTANCES:
         qk = qk * scale
         if HAS_SOFTCAP:
             qk = softcap * tanh(qk / softcap)
-        if HAS_ALIBI:
-            qk += slope[:, None] * distance.to(tl.float32)
+        if NUM_DISTANCES == 1:
+            qk += bias[:, None] * distance.to(tl.float32)
+        if NUM_DISTANCES > 1:
+            # Keys behind their query are hidden afterwards.
+            back = tl.minimum(tl.maximum(-distance, 0), NUM_DISTANCES - 1)
+            qk += tl.load(bias[:, None] + back).to(tl.float32)
         return qk * LOG2E
     else:
         return qk * (scale * LOG2E)
@@ -118,7 +139,7 @@ def _decode_kernel(
     block_table,  # [requests, max_blocks]
     seq_lens,  # [requests]
     sinks,  # [NUM_HEADS]
-    alibi_slopes,  # [NUM_HEADS] float32
+    distance_bias,  # [NUM_HEADS, NUM_DISTANCES] float32
     out,  # [tokens, NUM_HEADS, HEAD_DIM]
     partial_out,  # [requests, NUM_KV_HEADS, num_splits, GROUP, HEAD_DIM] float32
     partial_lse,  # [requests, NUM_KV_HEADS, num_splits, 2, GROUP] float32: maximum, sum
@@ -152,7 +173,7 @@ def _decode_kernel(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
-    HAS_ALIBI: tl.constexpr,
+    NUM_DISTANCES: tl.constexpr,
     FUSED: tl.constexpr,
     TILE: tl.constexpr,
     STAGES: tl.constexpr,
@@ -236,9 +257,7 @@ def _decode_kernel(
                     k_gamma_partner = tl.load(k_norm + partner, mask=in_dim, other=0.0).to(tl.float32)
         if HAS_SINKS:
             sink = tl.load(sinks + head, mask=live, other=0.0).to(tl.float32)
-        slope = tl.zeros([ROWS], tl.float32)
-        if HAS_ALIBI:
-            slope = tl.load(alibi_slopes + head, mask=live, other=0.0).to(tl.float32)
+        bias = head_bias(distance_bias, head, live, NUM_DISTANCES)
         if PDL:
             gdc_wait()
 
@@ -286,7 +305,7 @@ def _decode_kernel(
                 tl.store(keys + kv_stride + place + dv, v_new, mask=dv < width)
                 qk_new = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], axis=1)[:, None]
                 no_distance = tl.zeros([1, 1], tl.int32)
-                s_new = scores_log2(qk_new, scale, softcap, slope, no_distance, HAS_SOFTCAP, HAS_ALIBI)
+                s_new = scores_log2(qk_new, scale, softcap, bias, no_distance, HAS_SOFTCAP, NUM_DISTANCES)
                 s_new = tl.sum(s_new, axis=1)
                 m_new = tl.maximum(m, s_new)
                 p_new = tl.exp2(s_new - m_new)
@@ -297,7 +316,7 @@ def _decode_kernel(
         if PRELOAD:
             qk = tl.dot(q, k0.to(COMPUTE).T, input_precision="ieee")
             distance = (tok0 - (seq_len - 1))[None, :]
-            scores = scores_log2(qk, scale, softcap, slope, distance, HAS_SOFTCAP, HAS_ALIBI)
+            scores = scores_log2(qk, scale, softcap, bias, distance, HAS_SOFTCAP, NUM_DISTANCES)
             acc, m, total = attend(acc, m, total, scores, visible0[None, :], v0)
             start = low + TILE
         for i in tl.range(start, high, TILE, num_stages=STAGES):
@@ -316,7 +335,7 @@ def _decode_kernel(
             v_tile = load_values(keys + kv_stride + off[:, None], visible[:, None], HEAD_DIM, PADDED_DIM, COMPUTE)
             qk = tl.dot(q, k_tile.to(COMPUTE).T, input_precision="ieee")
             distance = (tok - (seq_len - 1))[None, :]
-            scores = scores_log2(qk, scale, softcap, slope, distance, HAS_SOFTCAP, HAS_ALIBI)
+            scores = scores_log2(qk, scale, softcap, bias, distance, HAS_SOFTCAP, NUM_DISTANCES)
             acc, m, total = attend(acc, m, total, scores, visible[None, :], v_tile)
 
         out_at = out + row * (NUM_HEADS * HEAD_DIM) + head[:, None] * HEAD_DIM + dv[None, :]
@@ -425,7 +444,7 @@ def launch_decode(
     window: int,
     softcap: float,
     sinks: torch.Tensor | None,
-    alibi_slopes: torch.Tensor | None,
+    distance_bias: torch.Tensor | None,
     out: torch.Tensor,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
@@ -475,7 +494,7 @@ def launch_decode(
         block_table,
         seq_lens,
         q_rows if sinks is None else sinks,
-        q_rows if alibi_slopes is None else alibi_slopes,
+        q_rows if distance_bias is None else distance_bias,
         out,
         partial_out,
         partial_lse,
@@ -507,7 +526,7 @@ def launch_decode(
         HAS_WINDOW=window > 0,
         HAS_SOFTCAP=softcap > 0,
         HAS_SINKS=sinks is not None,
-        HAS_ALIBI=alibi_slopes is not None,
+        NUM_DISTANCES=num_distances(distance_bias),
         FUSED=fused,
         TILE=config.tile,
         STAGES=config.num_stages,
@@ -537,7 +556,7 @@ def _accepts(
     window=0,
     softcap=0.0,
     sinks=None,
-    alibi_slopes=None,
+    distance_bias=None,
     k_scale=1.0,
     v_scale=1.0,
 ) -> bool:
@@ -564,7 +583,7 @@ def decode_attention_triton(
     window: int = 0,
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
-    alibi_slopes: torch.Tensor | None = None,
+    distance_bias: torch.Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     *,
@@ -583,7 +602,7 @@ def decode_attention_triton(
         window,
         softcap,
         sinks,
-        alibi_slopes,
+        distance_bias,
         out,
         k_scale,
         v_scale,

@@ -19,7 +19,15 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.ops.attention import decode_attention, paged_attention
-from octavo.ops.attention.triton_decode import LOG2E, MINUS, compute_dtype, scores_log2, token_offsets
+from octavo.ops.attention.triton_decode import (
+    LOG2E,
+    MINUS,
+    compute_dtype,
+    head_bias,
+    num_distances,
+    scores_log2,
+    token_offsets,
+)
 from octavo.ops.attention.triton_prefill import accepts as _accepts_paged
 from octavo.ops.rope import qkv_rope_write
 from octavo.ops.triton_support import has_triton
@@ -42,7 +50,7 @@ def _merge(acc, m, total, span_acc, span_m, span_total):
 @triton.jit
 def _attend_span(
     q,  # [ROWS, PADDED_DIM]
-    slope,  # [ROWS]
+    bias,  # [ROWS]
     query_pos,  # [ROWS]
     low,
     high,
@@ -61,7 +69,7 @@ def _attend_span(
     STAGES: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
-    HAS_ALIBI: tl.constexpr,
+    NUM_DISTANCES: tl.constexpr,
 ):
     """Online softmax from scratch over the keys low … high."""
     d = tl.arange(0, PADDED_DIM)
@@ -78,7 +86,7 @@ def _attend_span(
         v_tile = tl.load(keys + kv_stride + at, mask=mask, other=0.0).to(q.dtype)
         s = tl.dot(q, k_tile.T, input_precision="ieee")
         distance = tok[None, :] - query_pos[:, None]
-        s = scores_log2(s, scale, softcap, slope, distance, HAS_SOFTCAP, HAS_ALIBI)
+        s = scores_log2(s, scale, softcap, bias, distance, HAS_SOFTCAP, NUM_DISTANCES)
         visible = (distance <= 0) & readable[None, :]
         if HAS_WINDOW:
             visible = visible & (distance > -window)
@@ -101,7 +109,7 @@ def _attention_kernel(
     query_start_loc,  # [requests + 1]; not read when EACH_ONE
     seq_lens,  # [requests]
     sinks,  # [NUM_HEADS]
-    alibi_slopes,  # [NUM_HEADS] float32
+    distance_bias,  # [NUM_HEADS, NUM_DISTANCES] float32
     out,  # [tokens, NUM_HEADS, HEAD_DIM]
     partial_out,  # [requests, NUM_KV_HEADS, spans, GROUP, HEAD_DIM] float32
     partial_stats,  # [requests, NUM_KV_HEADS, spans, 2, GROUP] float32: maximum, sum
@@ -132,7 +140,7 @@ def _attention_kernel(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
-    HAS_ALIBI: tl.constexpr,
+    NUM_DISTANCES: tl.constexpr,
     SINGLE: tl.constexpr,
     EACH_ONE: tl.constexpr,
     SHARED: tl.constexpr,
@@ -187,9 +195,7 @@ def _attention_kernel(
         q_tile = q_tile.to(compute_dtype(q.dtype.element_ty, kv_cache.dtype.element_ty))
         first_pos = seq_len - query_len + first_query
         query_pos = seq_len - query_len + token
-        slope = tl.zeros([ROWS], tl.float32)
-        if HAS_ALIBI:
-            slope = tl.load(alibi_slopes + head, mask=live, other=0.0).to(tl.float32)
+        bias = head_bias(distance_bias, head, live, NUM_DISTANCES)
         m = tl.full([ROWS], MINUS, tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         if HAS_SINKS:
@@ -210,9 +216,9 @@ def _attention_kernel(
             mine = first_span + tl.program_id(2)
             for span in tl.range(mine, end_span, tl.num_programs(2), num_stages=1):
                 span_acc, span_m, span_total = _attend_span(
-                    q_tile, slope, query_pos, span * SPAN, tl.minimum((span + 1) * SPAN, high), keys, table_row, scale,
+                    q_tile, bias, query_pos, span * SPAN, tl.minimum((span + 1) * SPAN, high), keys, table_row, scale,
                     softcap, window, block_stride, kv_stride, token_stride,
-                    HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE, STAGES, HAS_WINDOW, HAS_SOFTCAP, HAS_ALIBI,
+                    HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE, STAGES, HAS_WINDOW, HAS_SOFTCAP, NUM_DISTANCES,
                 )  # fmt: skip
                 part = pair.to(tl.int64) * max_spans + span - first_span
                 part_at = partial_out + part * (GROUP * HEAD_DIM) + g[:, None] * HEAD_DIM + d[None, :]
@@ -236,9 +242,9 @@ def _attention_kernel(
         else:
             for span in tl.range(first_span, end_span, num_stages=1):
                 span_acc, span_m, span_total = _attend_span(
-                    q_tile, slope, query_pos, span * SPAN, tl.minimum((span + 1) * SPAN, high), keys, table_row, scale,
+                    q_tile, bias, query_pos, span * SPAN, tl.minimum((span + 1) * SPAN, high), keys, table_row, scale,
                     softcap, window, block_stride, kv_stride, token_stride,
-                    HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE, STAGES, HAS_WINDOW, HAS_SOFTCAP, HAS_ALIBI,
+                    HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE, STAGES, HAS_WINDOW, HAS_SOFTCAP, NUM_DISTANCES,
                 )  # fmt: skip
                 acc, m, total = _merge(acc, m, total, span_acc, span_m, span_total)
             y = tl.where(seq_len > 0, acc / total[:, None] * v_scale, 0.0)
@@ -269,7 +275,7 @@ def launch_attention(
     window: int,
     softcap: float,
     sinks: torch.Tensor | None,
-    alibi_slopes: torch.Tensor | None,
+    distance_bias: torch.Tensor | None,
     out: torch.Tensor,
     k_scale: float,
     v_scale: float,
@@ -310,7 +316,7 @@ def launch_attention(
         seq_lens if query_start_loc is None else query_start_loc,
         seq_lens,
         q if sinks is None else sinks,
-        q if alibi_slopes is None else alibi_slopes,
+        q if distance_bias is None else distance_bias,
         out,
         partial_out,
         partial_stats,
@@ -338,7 +344,7 @@ def launch_attention(
         HAS_WINDOW=window > 0,
         HAS_SOFTCAP=softcap > 0,
         HAS_SINKS=sinks is not None,
-        HAS_ALIBI=alibi_slopes is not None,
+        NUM_DISTANCES=num_distances(distance_bias),
         SINGLE=single,
         EACH_ONE=query_start_loc is None,
         SHARED=shared,
@@ -349,7 +355,7 @@ def launch_attention(
 @paged_attention.register("triton_invariant", supported=has_triton, accepts=_accepts_paged, by_name_only=True)
 def paged_attention_triton_invariant(
     q, kv_cache, block_table, query_start_loc, seq_lens, max_query_len, max_seq_len, scale, window=0, softcap=0.0,
-    sinks=None, alibi_slopes=None, query_start_loc_cpu=None, seq_lens_cpu=None, k_scale=1.0, v_scale=1.0,
+    sinks=None, distance_bias=None, query_start_loc_cpu=None, seq_lens_cpu=None, k_scale=1.0, v_scale=1.0,
 ):  # fmt: skip
     """A launch for requests with several tokens and one for those with a single one, each only where there may be such."""
     # Rows after the last request's, in a padded batch, belong to nobody; they must still be finite.
@@ -361,7 +367,7 @@ def paged_attention_triton_invariant(
         if lens is None or any((n == 1) == single for n in lens if n):
             launch_attention(
                 q, kv_cache, block_table, query_start_loc, seq_lens, max_seq_len, scale, window, softcap, sinks,
-                alibi_slopes, out, k_scale, v_scale, single=single,
+                distance_bias, out, k_scale, v_scale, single=single,
             )  # fmt: skip
     return out
 
@@ -369,7 +375,7 @@ def paged_attention_triton_invariant(
 @decode_attention.register("triton_invariant", supported=has_triton, by_name_only=True)
 def decode_attention_triton_invariant(
     qkv, positions, cos_sin, kv_cache, slot_mapping, block_table, seq_lens, max_seq_len, num_heads, num_kv_heads, scale,
-    q_norm=None, k_norm=None, eps=1e-6, interleaved=False, window=0, softcap=0.0, sinks=None, alibi_slopes=None,
+    q_norm=None, k_norm=None, eps=1e-6, interleaved=False, window=0, softcap=0.0, sinks=None, distance_bias=None,
     k_scale=1.0, v_scale=1.0,
 ):  # fmt: skip
     """The two operators one after the other."""
@@ -379,7 +385,7 @@ def decode_attention_triton_invariant(
     )  # fmt: skip
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     launch_attention(
-        q, kv_cache, block_table, None, seq_lens, max_seq_len, scale, window, softcap, sinks, alibi_slopes, out,
+        q, kv_cache, block_table, None, seq_lens, max_seq_len, scale, window, softcap, sinks, distance_bias, out,
         k_scale, v_scale, single=True,
     )  # fmt: skip
     return out

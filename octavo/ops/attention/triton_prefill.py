@@ -15,7 +15,9 @@ from octavo.ops.attention.triton_decode import (
     LOG2E,
     MINUS,
     compute_dtype,
+    head_bias,
     launch_decode,
+    num_distances,
     scores_log2,
     token_offsets,
 )
@@ -30,7 +32,7 @@ def _attend_tile(
     m,
     total,
     q,
-    slope,
+    bias,
     query_pos,
     first,
     high,
@@ -50,7 +52,7 @@ def _attend_tile(
     MASKED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
-    HAS_ALIBI: tl.constexpr,
+    NUM_DISTANCES: tl.constexpr,
 ):
     """Online softmax over the keys first … first + TILE; those from `high` on are not read. MASKED: some are not visible."""
     d = tl.arange(0, PADDED_DIM)
@@ -76,9 +78,9 @@ def _attend_tile(
     v_tile = v_tile.to(q.dtype)
     s = tl.dot(q, k_tile.T, input_precision="ieee")
     factor = scale * LOG2E
-    if HAS_SOFTCAP or HAS_ALIBI:
+    if HAS_SOFTCAP or NUM_DISTANCES:
         distance = tok[None, :] - query_pos[:, None]
-        s = scores_log2(s, scale, softcap, slope, distance, HAS_SOFTCAP, HAS_ALIBI)
+        s = scores_log2(s, scale, softcap, bias, distance, HAS_SOFTCAP, NUM_DISTANCES)
         factor = 1.0
     if MASKED:
         visible = (tok[None, :] <= query_pos[:, None]) & (tok < seq_len)[None, :]
@@ -104,7 +106,7 @@ def _prefill_kernel(
     query_start_loc,  # [requests + 1]
     seq_lens,  # [requests]
     sinks,  # [NUM_HEADS]
-    alibi_slopes,  # [NUM_HEADS] float32
+    distance_bias,  # [NUM_HEADS, NUM_DISTANCES] float32
     out,  # [tokens, NUM_HEADS, HEAD_DIM]
     num_requests,
     scale,
@@ -130,7 +132,7 @@ def _prefill_kernel(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
-    HAS_ALIBI: tl.constexpr,
+    NUM_DISTANCES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """A program attends for ROWS / PADDED_GROUP tokens of one request and one KV head. Grid (query tiles, NUM_KV_HEADS).
@@ -171,9 +173,7 @@ def _prefill_kernel(
         q_tile = q_tile.to(compute_dtype(q.dtype.element_ty, kv_cache.dtype.element_ty))
         first_pos = seq_len - query_len + first_query
         query_pos = seq_len - query_len + token
-        slope = tl.zeros([ROWS], tl.float32)
-        if HAS_ALIBI:
-            slope = tl.load(alibi_slopes + head, mask=live, other=0.0).to(tl.float32)
+        bias = head_bias(distance_bias, head, live, NUM_DISTANCES)
         m = tl.full([ROWS], MINUS, tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         if HAS_SINKS:
@@ -190,15 +190,15 @@ def _prefill_kernel(
             low = (first_pos + 1) // TILE * TILE
             for i in tl.range(0, low, TILE, num_stages=STAGES):
                 acc, m, total = _attend_tile(
-                    acc, m, total, q_tile, slope, query_pos, i, high, seq_len, keys, table_row, scale, softcap, window,
+                    acc, m, total, q_tile, bias, query_pos, i, high, seq_len, keys, table_row, scale, softcap, window,
                     block_stride, kv_stride, token_stride,
-                    HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE, False, HAS_WINDOW, HAS_SOFTCAP, HAS_ALIBI,
+                    HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE, False, HAS_WINDOW, HAS_SOFTCAP, NUM_DISTANCES,
                 )  # fmt: skip
         for i in tl.range(low, high, TILE, num_stages=STAGES if HAS_WINDOW else 1):
             acc, m, total = _attend_tile(
-                acc, m, total, q_tile, slope, query_pos, i, high, seq_len, keys, table_row, scale, softcap, window,
+                acc, m, total, q_tile, bias, query_pos, i, high, seq_len, keys, table_row, scale, softcap, window,
                 block_stride, kv_stride, token_stride,
-                HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE, True, HAS_WINDOW, HAS_SOFTCAP, HAS_ALIBI,
+                HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE, True, HAS_WINDOW, HAS_SOFTCAP, NUM_DISTANCES,
             )  # fmt: skip
         y = acc / total[:, None] * v_scale
         out_at = out + row[:, None] * (NUM_HEADS * HEAD_DIM) + head[:, None] * HEAD_DIM + d[None, :]
@@ -215,7 +215,7 @@ def launch_prefill(
     window: int,
     softcap: float,
     sinks: torch.Tensor | None,
-    alibi_slopes: torch.Tensor | None,
+    distance_bias: torch.Tensor | None,
     out: torch.Tensor,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
@@ -248,7 +248,7 @@ def launch_prefill(
         query_start_loc,
         seq_lens,
         q if sinks is None else sinks,
-        q if alibi_slopes is None else alibi_slopes,
+        q if distance_bias is None else distance_bias,
         out,
         num_requests,
         scale,
@@ -271,7 +271,7 @@ def launch_prefill(
         HAS_WINDOW=window > 0,
         HAS_SOFTCAP=softcap > 0,
         HAS_SINKS=sinks is not None,
-        HAS_ALIBI=alibi_slopes is not None,
+        NUM_DISTANCES=num_distances(distance_bias),
         num_warps=num_warps,
     )
 
@@ -302,7 +302,7 @@ def paged_attention_triton(
     window: int = 0,
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
-    alibi_slopes: torch.Tensor | None = None,
+    distance_bias: torch.Tensor | None = None,
     query_start_loc_cpu: list[int] | None = None,
     seq_lens_cpu: list[int] | None = None,
     k_scale: float = 1.0,
@@ -317,7 +317,7 @@ def paged_attention_triton(
     num_requests = seq_lens.shape[0]
     if max_query_len > 1:
         launch_prefill(
-            q, kv_cache, block_table, query_start_loc, seq_lens, scale, window, softcap, sinks, alibi_slopes, out,
+            q, kv_cache, block_table, query_start_loc, seq_lens, scale, window, softcap, sinks, distance_bias, out,
             k_scale, v_scale,
         )  # fmt: skip
         if query_start_loc_cpu is None:
@@ -340,7 +340,7 @@ def paged_attention_triton(
             window,
             softcap,
             sinks,
-            alibi_slopes,
+            distance_bias,
             out,
             k_scale,
             v_scale,

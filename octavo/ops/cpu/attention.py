@@ -82,7 +82,7 @@ def _qkv_rope_write_cpu(
 
 def _accepts_attention(
     q, kv_cache, block_table, query_start_loc, seq_lens, max_query_len, max_seq_len, scale,
-    window=0, softcap=0.0, sinks=None, alibi_slopes=None, query_start_loc_cpu=None, seq_lens_cpu=None,
+    window=0, softcap=0.0, sinks=None, distance_bias=None, query_start_loc_cpu=None, seq_lens_cpu=None,
     k_scale=1.0, v_scale=1.0,
 ) -> bool:  # fmt: skip
     return (
@@ -93,20 +93,20 @@ def _accepts_attention(
         and _reads(query_start_loc, torch.int32)
         and _reads(seq_lens, torch.int32)
         and _reads(sinks)
-        and _reads(alibi_slopes)
+        and _reads(distance_bias)
     )
 
 
 @paged_attention.register("cpu", supported=is_available, accepts=_accepts_attention)
 def _paged_attention_cpu(
     q, kv_cache, block_table, query_start_loc, seq_lens, max_query_len, max_seq_len, scale,
-    window=0, softcap=0.0, sinks=None, alibi_slopes=None, query_start_loc_cpu=None, seq_lens_cpu=None,
+    window=0, softcap=0.0, sinks=None, distance_bias=None, query_start_loc_cpu=None, seq_lens_cpu=None,
     k_scale=1.0, v_scale=1.0,
 ):  # fmt: skip
-    return _attend(q, kv_cache, block_table, query_start_loc, seq_lens, scale, window, softcap, sinks, alibi_slopes)
+    return _attend(q, kv_cache, block_table, query_start_loc, seq_lens, scale, window, softcap, sinks, distance_bias)
 
 
-def _attend(q, kv_cache, block_table, query_start_loc, seq_lens, scale, window, softcap, sinks, alibi_slopes):
+def _attend(q, kv_cache, block_table, query_start_loc, seq_lens, scale, window, softcap, sinks, distance_bias):
     """`query_start_loc` None: every request has one token."""
     run, num_requests = runtime(), count(seq_lens.shape[0])
     num_heads, head_dim = q.shape[1:]
@@ -128,7 +128,8 @@ def _attend(q, kv_cache, block_table, query_start_loc, seq_lens, scale, window, 
         window=window,
         softcap=softcap,
         sinks=_pointer(sinks),
-        slopes=_pointer(alibi_slopes),
+        bias=_pointer(distance_bias),
+        num_distances=1 if distance_bias is None or distance_bias.dim() == 1 else distance_bias.shape[1],
         out=out.data_ptr(),
         workspace=workspace.data_ptr(),
     )
@@ -141,7 +142,7 @@ def _attend(q, kv_cache, block_table, query_start_loc, seq_lens, scale, window, 
         query_start_loc,
         seq_lens,
         sinks,
-        alibi_slopes,
+        distance_bias,
         workspace,
     )
     return out
@@ -149,7 +150,7 @@ def _attend(q, kv_cache, block_table, query_start_loc, seq_lens, scale, window, 
 
 def _accepts_decode(
     qkv, positions, cos_sin, kv_cache, slot_mapping, block_table, seq_lens, max_seq_len, num_heads, num_kv_heads, scale,
-    q_norm=None, k_norm=None, eps=1e-6, interleaved=False, window=0, softcap=0.0, sinks=None, alibi_slopes=None,
+    q_norm=None, k_norm=None, eps=1e-6, interleaved=False, window=0, softcap=0.0, sinks=None, distance_bias=None,
     k_scale=1.0, v_scale=1.0,
 ) -> bool:  # fmt: skip
     return (
@@ -158,17 +159,17 @@ def _accepts_decode(
         and block_table.stride(-1) == 1
         and _reads(seq_lens, torch.int32)
         and _reads(sinks)
-        and _reads(alibi_slopes)
+        and _reads(distance_bias)
     )
 
 
 @decode_attention.register("cpu", supported=is_available, accepts=_accepts_decode)
 def _decode_attention_cpu(
     qkv, positions, cos_sin, kv_cache, slot_mapping, block_table, seq_lens, max_seq_len, num_heads, num_kv_heads, scale,
-    q_norm=None, k_norm=None, eps=1e-6, interleaved=False, window=0, softcap=0.0, sinks=None, alibi_slopes=None,
+    q_norm=None, k_norm=None, eps=1e-6, interleaved=False, window=0, softcap=0.0, sinks=None, distance_bias=None,
     k_scale=1.0, v_scale=1.0,
 ):  # fmt: skip
     q = _qkv_rope_write_cpu(
         qkv, positions, cos_sin, kv_cache, slot_mapping, num_heads, num_kv_heads, q_norm, k_norm, eps, interleaved
     )
-    return _attend(q, kv_cache, block_table, None, seq_lens, scale, window, softcap, sinks, alibi_slopes)
+    return _attend(q, kv_cache, block_table, None, seq_lens, scale, window, softcap, sinks, distance_bias)

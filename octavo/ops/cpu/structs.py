@@ -114,7 +114,8 @@ class AttentionArgs(ctypes.Structure):
         ("window", c_int32),
         ("softcap", c_float),
         ("sinks", c_void_p),
-        ("slopes", c_void_p),
+        ("bias", c_void_p),
+        ("num_distances", c_int32),
         ("out", c_void_p),
         ("workspace", c_void_p),
     ]
