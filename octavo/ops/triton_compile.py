@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from octavo.logger import get_logger
-from octavo.ops.triton_utils import Launch, NotedTensor
+from octavo.ops.triton_utils import Launch, NotedTensor, settle_hashes
 
 logger = get_logger(__name__)
 
@@ -135,6 +135,7 @@ def compile_all(encoded: list[str], jobs: int) -> tuple[int, int]:
 def _compile(line: str) -> bool:
     module, name, args, options = json.loads(line)
     kernel = getattr(importlib.import_module(module), name)
+    settle_hashes(module)
     noted = [NotedTensor(getattr(torch, a[0].removeprefix("torch.")), a[1]) if isinstance(a, list) else a for a in args]
     try:
         _build_launcher(kernel.warmup(*noted, grid=(1,), **options))

@@ -18,6 +18,7 @@ import contextlib
 import functools
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +94,22 @@ def launch(
     if _recorded is not None:
         _recorded.append(Launch(kernel, tuple(map(_note, args)), options))
         return
+    settle_hashes(kernel.fn.__module__)
     kernel[grid](*args, **options)
+
+
+@functools.cache
+def settle_hashes(module: str) -> None:
+    """Give the kernels of a module the hashes, by which Triton's cache knows them, that they have in every other process.
+
+    Triton counts the globals of a helper into its caller's hash only where the helper was hashed before, so it depends on
+    what was launched first. Here helpers come first: their modules before those that import them, then in order of definition.
+    """
+    for value in list(vars(sys.modules[module]).values()):
+        if hasattr(value, "used_global_vals"):
+            if value.fn.__module__ != module:
+                settle_hashes(value.fn.__module__)
+            _ = value.cache_key
 
 
 @contextlib.contextmanager

@@ -1,7 +1,9 @@
 """Kernels compiled ahead by another process: no GPU needed, only Triton's compiler."""
 
+import sys
 from dataclasses import replace
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ if is_interpreting():
 
 from octavo.ops.norm_triton import rms_norm_triton
 from octavo.ops.triton_compile import KernelCompiler, encode
-from octavo.ops.triton_utils import Launch, NotedTensor, override_pdl, record_launches
+from octavo.ops.triton_utils import Launch, NotedTensor, override_pdl, record_launches, settle_hashes
 
 HOPPER = 90
 
@@ -63,3 +65,40 @@ def test_a_kernel_that_does_not_compile_is_left_to_its_launch(cache, capfd, capl
     KernelCompiler(HOPPER, jobs=1).compile([good, bad])
     assert "does not compile" in capfd.readouterr().err and "when it is first launched" in caplog.text
     assert len(list(cache.rglob("*.cubin"))) == 1 and not list(cache.glob(".octavo-*"))
+
+
+class Function:
+    """Hashed as Triton 3.6 does it: a helper's globals count where it was hashed before its caller asks for them."""
+
+    def __init__(self, module: str, own_globals: str, *helpers: "Function"):
+        self.fn = SimpleNamespace(__module__=module)
+        self.used_global_vals, self.own_globals, self.helpers = "", own_globals, helpers
+
+    @property
+    def cache_key(self) -> str:
+        if not self.used_global_vals:
+            helpers = [helper.used_global_vals + helper.cache_key for helper in self.helpers]
+            self.used_global_vals = "".join([self.own_globals, *helpers])
+        return self.used_global_vals
+
+
+def make_modules(monkeypatch) -> tuple[Function, Function]:
+    helper = Function("helpers", "a")
+    caller = Function("callers", "b", helper)
+    top = Function("callers", "c", caller, helper)
+    monkeypatch.setitem(sys.modules, "helpers", SimpleNamespace(helper=helper))
+    monkeypatch.setitem(sys.modules, "callers", SimpleNamespace(helper=helper, caller=caller, top=top, other="text"))
+    settle_hashes.cache_clear()
+    return caller, top
+
+
+def test_a_kernel_has_the_same_hash_whatever_was_launched_before_it(monkeypatch):
+    hashes = []
+    for first in (0, 1):
+        kernels = make_modules(monkeypatch)
+        for kernel in (kernels[first], kernels[1 - first]):
+            settle_hashes(kernel.fn.__module__)
+        hashes.append([kernel.cache_key for kernel in kernels])
+        unsettled = make_modules(monkeypatch)[1]
+        assert unsettled.cache_key != hashes[-1][1]
+    assert hashes[0] == hashes[1]
