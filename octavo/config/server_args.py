@@ -41,6 +41,11 @@ class ServerArgs:
         None, "File of further keys, one a line; lines that begin with # hold none.", group=ACCESS
     )
     allowed_origins: list[str] = option([], "Web origins that browsers may call from (CORS); * is all.", group=ACCESS)
+    allowed_hosts: list[str] = option(
+        [],
+        "Names that a server without keys on a loopback address answers to, besides localhost and addresses; * is all.",
+        group=ACCESS,
+    )
     allowed_methods: list[str] = option(["*"], "HTTP methods allowed to those origins.", group=ACCESS)
     allowed_headers: list[str] = option(["*"], "HTTP headers allowed to those origins.", group=ACCESS)
     allow_credentials: bool = option(False, "Let those origins send cookies and keys.", group=ACCESS)

@@ -17,7 +17,7 @@ from octavo.server.context import ServerContext
 from octavo.server.docs import docs_routes
 from octavo.server.engine_client import EngineClient
 from octavo.server.keys import KeyRing, api_keys
-from octavo.server.middleware import AccessLog, Admission, ApiKey, Errors, RootPath
+from octavo.server.middleware import AccessLog, Admission, ApiKey, Errors, RootPath, WebPages
 from octavo.server.openai.routes import ROUTES as OPENAI_ROUTES
 from octavo.server.output_formats import make_formats
 from octavo.server.pooling.routes import ROUTES as POOLING_ROUTES
@@ -28,7 +28,7 @@ from octavo.server.responses.routes import STORE_ROUTES
 from octavo.server.responses.store import ResponseStore
 from octavo.server.stall_guard import StallGuard
 from octavo.server.tokens.routes import ROUTES as TOKENS_ROUTES
-from octavo.server.ui.routes import is_wanted, page_routes
+from octavo.server.ui.routes import is_loopback, is_wanted, page_routes
 from octavo.tracing import TraceContext, TracedEngine, make_provider
 
 
@@ -58,6 +58,8 @@ class Application:
                 allow_headers=args.allowed_headers,
                 allow_credentials=args.allow_credentials,
             )
+        if not keys and args.uds is None and is_loopback(args.host):
+            app = WebPages(app, ["localhost", args.host, *args.allowed_hosts], args.allowed_origins)
         app = AccessLog(
             app,
             enabled=not args.disable_uvicorn_access_log,

@@ -2,6 +2,7 @@
 
     RootPath      one spelling of the path for everybody below, behind a prefixing proxy or not
     AccessLog     request id, one log line, HTTP metrics
+    WebPages      only where no key is asked for: nothing from pages of other sites
     (CORS)        Starlette's own; outside the key check, since preflights carry no key
     ApiKey        every route but the public ones needs a key once keys are set
     Errors        whatever is raised below becomes the OpenAI error body
@@ -12,6 +13,7 @@ The public list is compared with the very path that the router matches, so no sp
 percent-encoding, root path) can be public for the one and private for the other.
 """
 
+import ipaddress
 import re
 import time
 import uuid
@@ -38,6 +40,7 @@ PUBLIC_PATHS = PAGE_PATHS | {"/health", "/health/live", "/health/ready", "/ping"
 # The methods that metrics tell apart; a client may send any word.
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
+_PORT = re.compile(r":\d*$")  # behind the name in a Host header
 _REQUEST_ID = re.compile(r"[\w.:@/+=-]{1,128}", re.ASCII)
 
 # (method, route, status, seconds) of each answered request.
@@ -122,6 +125,53 @@ class AccessLog:
             route = getattr(scope.get("route"), "path", "none")
             method = scope["method"] if scope["method"] in METHODS else "other"
             self.observe(method, route, status, seconds)
+
+
+class WebPages:
+    """Keep the pages of other sites from driving a server on this machine that asks for no key.
+
+    A page can have its own name resolve to a loopback address (DNS rebinding) and talk to us as to its own server: the
+    Host header then has that name. And any page may post to any address, with its Origin.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Iterable[str], origins: Iterable[str]):
+        self.app = app
+        self.hosts = frozenset(host.lower() for host in hosts)
+        self.origins = frozenset(origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            complaint = self._of_hosts(headers.getlist("host"))
+            if complaint is None and scope["method"] not in ("GET", "HEAD", "OPTIONS"):
+                complaint = self._of_origin(headers.get("origin"), headers.get("host"))
+            if complaint is not None:
+                await send_problem(describe(HttpError(403, complaint, code="web_page_refused")), scope, send)
+                return
+        await self.app(scope, receive, send)
+
+    def _of_hosts(self, hosts: list[str]) -> str | None:
+        for host in hosts:
+            name = _PORT.sub("", host).lower()
+            is_known = name in self.hosts or name.endswith(".localhost") or _is_address(name)
+            if not is_known and "*" not in self.hosts:
+                return (
+                    f"this server does not answer to the name {name!r:.140}; start it with --allowed-hosts to let it."
+                )
+        return None
+
+    def _of_origin(self, origin: str | None, host: str | None) -> str | None:
+        if origin is None or origin.partition("://")[2] == host or not self.origins.isdisjoint((origin, "*")):
+            return None
+        return f"pages of {origin!r:.140} may not call this server; start it with --allowed-origins to let them."
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
 
 
 class ApiKey:

@@ -28,7 +28,7 @@ async def served(folder, **options):
     try:
         app = build_app(engine, ServerArgs())
         transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=30) as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=30) as client:
             yield client, app
     finally:
         engine.shutdown()
@@ -67,7 +67,7 @@ async def test_embeddings(emb):
         assert [len(base64.b64decode(text)) for text in coded] == [32 * 4] * len(TEXTS)
         decoded = np.array([np.frombuffer(base64.b64decode(text), "<f4") for text in coded])
         np.testing.assert_allclose(decoded, floats, atol=1e-6)
-        official = openai.AsyncOpenAI(base_url="http://test/v1", api_key="x", http_client=client, max_retries=0)
+        official = openai.AsyncOpenAI(base_url="http://localhost/v1", api_key="x", http_client=client, max_retries=0)
         answer = await official.embeddings.create(model="tiny", input=TEXTS)
         np.testing.assert_allclose([item.embedding for item in answer.data], floats, atol=1e-6)
         assert answer.usage.prompt_tokens == answer.usage.total_tokens > 0

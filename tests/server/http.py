@@ -27,7 +27,7 @@ async def client_of(
     **args: Any,
 ) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(app=app or make_app(engine, **args))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client:
         yield client
 
 

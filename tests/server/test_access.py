@@ -47,9 +47,41 @@ async def test_every_route_but_the_public_ones_needs_the_key(root_path):
 async def test_no_spelling_of_a_path_gets_around_the_key(path):
     """FC-170."""
     async with client_of(api_key="secret", root_path="/prefix") as client:
-        response = await client.get(f"http://test{path}")  # whole, or two slashes would begin a host
+        response = await client.get(f"http://localhost{path}")  # whole, or two slashes would begin a host
         assert response.headers["www-authenticate"] == "Bearer"
         error_of(response, 401)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "LOCALHOST:8000", "app.localhost", "127.0.0.1:8000", "192.168.1.2", "[::1]:8000", "[::1]", "octavo.lan:80"],
+)  # fmt: skip
+async def test_names_that_a_server_without_keys_answers_to(host):
+    async with client_of(allowed_hosts=["Octavo.lan"]) as client:
+        assert (await client.post(CHAT, json=chat_body(), headers={"host": host})).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example:8000", "localhost.evil.example", "127.0.0.1.evil", "1localhost", "[x]"])
+async def test_names_of_others_are_refused(host):
+    """DNS rebinding: a page's own name points to the loopback address, and its Host header says so."""
+    async with client_of() as client:
+        for path in ("/", "/metrics", "/v1/models"):
+            assert "--allowed-hosts" in error_of(await client.get(path, headers={"host": host}), 403)["message"]
+        error_of(await client.post(CHAT, json=chat_body(), headers={"host": host}), 403)
+    for args in ({"allowed_hosts": ["*"]}, {"api_key": "secret"}, {"host": "0.0.0.0"}, {"uds": "/tmp/socket"}):
+        async with client_of(**args) as client:
+            assert (await client.get("/v1/models", headers={"host": host} | KEY)).status_code == 200
+
+
+async def test_posts_from_pages_of_other_sites_are_refused():
+    """Such a post needs nobody's leave when it has no JSON body, as those that steer the engine."""
+    async with client_of(enable_admin_routes=True, allowed_origins=["https://friend"]) as client:
+        for origin in ("https://evil.example", "null", "http://localhost:1"):
+            message = error_of(await client.post("/pause", headers={"origin": origin}), 403)["message"]
+            assert "--allowed-origins" in message
+        for origin in ("https://friend", "http://localhost"):
+            assert (await client.post("/pause", headers={"origin": origin})).status_code == 200
+        assert (await client.post("/resume")).status_code == 200
 
 
 async def test_scheme_in_lower_case_and_every_key_of_several():

@@ -55,7 +55,7 @@ async def official(engine: FakeEngine | None = None, **args: Any):
     async with (
         httpx2.AsyncClient(transport=transport) as http,
         anthropic.AsyncAnthropic(
-            base_url="http://test",
+            base_url="http://localhost",
             api_key="secret",
             http_client=http,
             max_retries=0,

@@ -43,7 +43,9 @@ async def test_the_official_client_raises_in_the_stream():
     """FC-019."""
     app = make_app(FakeEngine(fail_after=2))
     http = httpx.AsyncClient(transport=httpx.ASGITransport(app=app))
-    async with openai.AsyncOpenAI(base_url="http://test/v1", api_key="x", http_client=http, max_retries=0) as client:
+    async with openai.AsyncOpenAI(
+        base_url="http://localhost/v1", api_key="x", http_client=http, max_retries=0
+    ) as client:
         stream = await client.chat.completions.create(model="tiny", messages=chat_body()["messages"], stream=True)
         with pytest.raises(openai.APIError, match="core is gone"):
             async for _ in stream:

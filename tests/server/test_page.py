@@ -44,7 +44,7 @@ async def test_what_has_not_changed_is_not_sent_again():
 )  # fmt: skip
 async def test_nothing_else_is_a_file(path):
     async with client_of() as client:
-        error_of(await client.get(f"http://test{path}"), 404)
+        error_of(await client.get(f"http://localhost{path}"), 404)
 
 
 def test_every_file_of_the_folder_is_served_and_names_no_other_host():

@@ -45,7 +45,7 @@ async def official(engine: FakeEngine | None = None, **args: Any):
     async with (
         httpx2.AsyncClient(transport=transport) as http,
         openai.AsyncOpenAI(
-            base_url="http://test/v1",
+            base_url="http://localhost/v1",
             api_key="secret",
             http_client=http,
             max_retries=0,

@@ -91,7 +91,7 @@ async def test_official_client() -> None:
     app = make_app(engine_saying(f"Well.\n{CALL}{PING_CALL}"), tool_call_parser="hermes")
     async with client_of(app=app) as http:
         client = openai.AsyncOpenAI(
-            api_key="-", base_url="http://test/v1", http_client=http, _strict_response_validation=True
+            api_key="-", base_url="http://localhost/v1", http_client=http, _strict_response_validation=True
         )
         arguments = {"model": "tiny", "messages": chat_body()["messages"], "tools": [WEATHER, PING]}
         whole = (await client.chat.completions.create(**arguments)).choices[0]

@@ -44,10 +44,11 @@ def is_wanted(args: ServerArgs, has_keys: bool) -> bool:
     """Whether the page is served: as the option says, else where a key or the address keeps strangers out."""
     if args.ui is not None:
         return args.ui
-    return has_keys or args.uds is not None or _is_loopback(args.host)
+    return has_keys or args.uds is not None or is_loopback(args.host)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
