@@ -78,9 +78,10 @@ class LLM(PoolingMethods):
     ) -> list[RequestOutput]:
         """Answer one prompt or many, in the order they came.
 
-        A prompt is text, a list of token ids, `{"prompt": ...}` or `{"prompt_token_ids": ...}`. Parameters and priority
-        are one value for all or one a prompt; without parameters, the model's own defaults hold. Nothing runs when any
-        request is wrong. A request that fails inside the engine has an output with `error`; the others are answered.
+        A prompt is text, a list of token ids, `{"prompt": ...}`, `{"prompt_token_ids": ...}` or, with
+        `enable_prompt_embeds`, `{"prompt_embeds": tensor}`. Parameters and priority are one value for all or one a
+        prompt; without parameters, the model's own defaults hold. Nothing runs when any request is wrong. A request that
+        fails inside the engine has an output with `error`; the others are answered.
         """
         return self.run(
             self._prepare(as_list(prompts), sampling_params, lora_request, priority, tokenization_kwargs), use_tqdm
@@ -157,7 +158,12 @@ class LLM(PoolingMethods):
         step = step_params(params, model.max_logprobs)
         searches = []
         for given in as_list(prompts):
-            token_ids = self.llm_engine.read_prompt(given).token_ids
+            read = self.llm_engine.read_prompt(given)
+            if read.embeds is not None:
+                raise ClientError(
+                    "beam_search extends the tokens of a prompt, and prompt_embeds has none.", param="prompt_embeds"
+                )
+            token_ids = read.token_ids
             searches.append(BeamSearch(token_ids, params, model.eos_token_ids, model.max_model_len - len(token_ids)))
         tokenizer = None if self.llm_engine.config.tokenizer.path is None else self.llm_engine.get_tokenizer()
         size = concurrency_limit or max(len(searches), 1)

@@ -115,6 +115,9 @@ class EngineArgs:
         group=_MODEL,
         choices=("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"),
     )
+    enable_prompt_embeds: bool = option(
+        False, "Take prompts as embeddings (prompt_embeds), from whoever may send prompts.", group=_MODEL
+    )
     logits_processors: list[str | type] = option(
         [],
         "Custom logits processors as module:Class; from Python also the classes. Plugins need not be named.",

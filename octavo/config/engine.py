@@ -32,6 +32,7 @@ class ModelConfig:
     eos_token_ids: list[int] = field(default_factory=list)
     logits_processors: list[str] = field(default_factory=list)  # "module:Class", plugins first
     enable_sleep_mode: bool = False
+    enable_prompt_embeds: bool = False
 
     def get_vocab_size(self) -> int:
         """vLLM's spelling of `vocab_size`."""

@@ -145,6 +145,7 @@ def resolve(
             eos_token_ids=model_rules.eos_token_ids(generation, hf),
             logits_processors=processors,
             enable_sleep_mode=args.enable_sleep_mode,
+            enable_prompt_embeds=args.enable_prompt_embeds,
         ),
         tokenizer=TokenizerConfig(
             path=None if args.skip_tokenizer_init else checkpoint.tokenizer_path or checkpoint.path,

@@ -35,10 +35,6 @@ _REFUSED: tuple[tuple[str, str], ...] = (
         "quantization_config allow_deprecated_quantization",
     ),
     (
-        "prompts are text or token ids",
-        "enable_prompt_embeds",
-    ),
-    (
         "sleep gives all memory back, graphs included, whatever the allocator; use enable_sleep_mode",
         "sleep_mode_offload_cudagraph sleep_preserve_parameter_names enable_cumem_allocator",
     ),

@@ -178,7 +178,7 @@ class AsyncLLM:
         self._listen()
         await self._resumed.wait()
         options = {"priority": priority, "tokenization_kwargs": tokenization_kwargs}
-        if _text_length(prompt) > LONG_TEXT:
+        if _text_length(prompt) > LONG_TEXT or (isinstance(prompt, Mapping) and "prompt_embeds" in prompt):
             read, engine_requests = await asyncio.to_thread(
                 self._inputs.process,
                 request_id,

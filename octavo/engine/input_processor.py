@@ -13,11 +13,12 @@ import msgspec
 
 from octavo.config.engine import ModelConfig, PoolingConfig, SchedulerConfig
 from octavo.engine.pooling_inputs import NOTHING_TO_SAMPLE, PoolingInputs, Prompt
+from octavo.engine.prompt_embeds import check_sampling, read_embeds
 from octavo.errors import ClientError, ContextLengthError
 from octavo.structured_output.constraint import make_constraint
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.types.pooling_params import PoolingParams
-from octavo.types.prompts import PairPrompt, PromptType
+from octavo.types.prompts import PairPrompt, PromptEmbeds, PromptType
 from octavo.types.request import EngineRequest
 from octavo.types.sampling_params import SamplingParams
 from octavo.types.structured_outputs import StructuredOutputsParams
@@ -25,7 +26,7 @@ from octavo.types.structured_outputs import StructuredOutputsParams
 MAX_CACHE_SALT = 128
 MAX_BAD_WORDS_TOKENS = 1024
 MAX_PRIORITY = 2**31 - 1  # in either direction
-PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
+PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "prompt_embeds", "cache_salt"})
 TOKENIZATION_KEYS = frozenset({"add_special_tokens", "truncate_prompt_tokens"})
 
 
@@ -80,6 +81,8 @@ class InputProcessor:
             return read, self._fan_out(request_id, read, params, priority, arrival_time, pooling_params)
         truncate = options.get("truncate_prompt_tokens", params.truncate_prompt_tokens)
         read = self.read_prompt(prompt, add_special_tokens=options.get("add_special_tokens", True))  # type: ignore[arg-type]
+        if read.embeds is not None:
+            check_sampling(read.embeds, params, truncate)
         read = self._fit(read, params, truncate)
         params = self._complete(params, len(read.token_ids))
         return read, self._fan_out(request_id, read, params, priority, arrival_time)
@@ -107,6 +110,8 @@ class InputProcessor:
                 f"prompt keys {sorted(unknown)} are not supported; use {sorted(PROMPT_KEYS)}.", param="prompt"
             )
         salt = _check_cache_salt(prompt.get("cache_salt"))
+        if "prompt_embeds" in prompt:
+            return self._read_embeds(prompt, salt)
         text = prompt.get("prompt")
         if text is not None and not isinstance(text, str):
             raise ClientError(f"prompt={text!r} is not a string.", param="prompt")
@@ -115,6 +120,16 @@ class InputProcessor:
         if text is None:
             raise ClientError("the prompt has neither 'prompt' nor 'prompt_token_ids'.", param="prompt")
         return self._read_text(text, add_special_tokens, salt)
+
+    def _read_embeds(self, prompt: Mapping[str, Any], cache_salt: str | None) -> Prompt:
+        if others := prompt.keys() & {"prompt", "prompt_token_ids"}:
+            raise ClientError(
+                f"prompt_embeds is a prompt by itself; leave out {sorted(others)}.", param="prompt_embeds"
+            )
+        embeds = prompt["prompt_embeds"]
+        if not isinstance(embeds, PromptEmbeds):
+            embeds = read_embeds(embeds, self._model)
+        return Prompt(None, [0] * embeds.num_tokens, cache_salt, embeds)
 
     def _read_text(self, text: str, add_special_tokens: bool, cache_salt: str | None) -> Prompt:
         token_ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
@@ -275,6 +290,7 @@ class InputProcessor:
                     cache_salt=prompt.cache_salt,
                     index=index,
                     pooling_params=pooling_params,
+                    prompt_embeds=prompt.embeds,
                 )
             )
         return requests

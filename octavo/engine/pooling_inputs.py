@@ -9,7 +9,7 @@ import msgspec
 from octavo.config.engine import ModelConfig, PoolingConfig
 from octavo.errors import ClientError, ContextLengthError
 from octavo.types.pooling_params import PoolingParams
-from octavo.types.prompts import PairPrompt, PromptType
+from octavo.types.prompts import PairPrompt, PromptEmbeds, PromptType
 from octavo.types.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
@@ -24,8 +24,9 @@ class Prompt:
     """A prompt, read: its tokens, the text behind them where there is one."""
 
     text: str | None
-    token_ids: list[int]
+    token_ids: list[int]  # zeros where embeddings are the prompt
     cache_salt: str | None = None
+    embeds: PromptEmbeds | None = None
 
 
 class PoolingInputs:
@@ -72,6 +73,8 @@ class PoolingInputs:
     def _read_one(
         self, prompt: PromptType, task: str, params: PoolingParams, add_special_tokens: bool, limit: int | None
     ) -> Prompt:
+        if isinstance(prompt, Mapping) and "prompt_embeds" in prompt:
+            raise ClientError("prompt_embeds is for models that generate text.", param="prompt_embeds")
         if isinstance(prompt, Mapping) and "prompt_token_ids" not in prompt:
             prompt = cast(PromptType, {**prompt, "prompt": self._with_prompt(prompt.get("prompt"), task, params)})
         elif isinstance(prompt, str):

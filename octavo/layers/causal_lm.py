@@ -32,6 +32,8 @@ class CausalLM(nn.Module):
     tied: dict[str, str] = {}
 
     lm_head: LMHead
+    # By which embeddings that somebody else looked up are multiplied: where it is not the table's own business.
+    given_embeds_scale = 1.0
 
     # What a model that pools has in the head's place, see `Encoder`.
     classifier: Callable[[torch.Tensor], torch.Tensor] | None
@@ -44,6 +46,10 @@ class CausalLM(nn.Module):
     ) -> torch.Tensor:
         """input_ids [tokens], positions [tokens] → hidden states [tokens, hidden], or those of the context's `output_rows`."""
         raise NotImplementedError
+
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """input_ids [tokens] → what enters the first layer in their place, a fresh tensor [tokens, hidden]."""
+        return self.model.embed_tokens(input_ids)  # type: ignore[union-attr, operator]
 
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """hidden_states [rows, hidden] → [rows, vocab] in the model's dtype."""

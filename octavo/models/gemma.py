@@ -42,6 +42,7 @@ class GemmaForCausalLM(LlamaForCausalLM):
 
     def __init__(self, cfg: HFConfig):
         super().__init__(self.read(cfg))
+        self.given_embeds_scale = 1.0  # the table of transformers multiplies, too
 
     @staticmethod
     def read(cfg: HFConfig) -> HFConfig:

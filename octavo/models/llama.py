@@ -118,6 +118,7 @@ class LlamaForCausalLM(CausalLM):
     def __init__(self, cfg: HFConfig):
         super().__init__()
         self.model = LlamaModel(cfg, self.layer_class, self.layer_ropes(cfg))
+        self.given_embeds_scale = self.model.embed_tokens.scale
         self.lm_head = LMHead(
             cfg.hidden_size,
             cfg.vocab_size,

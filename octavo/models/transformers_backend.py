@@ -120,6 +120,9 @@ class TransformersForCausalLM(CausalLM):
             )
         return out.last_hidden_state[0]
 
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.decoder.get_input_embeddings()(input_ids)
+
     def _look_up_positions(self, table: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         """In place of a table of positions that counts from the cache's length."""
         return nn.functional.embedding(self.positions + getattr(table, "offset", 0), table.weight)[None]

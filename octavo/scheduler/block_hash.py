@@ -41,7 +41,13 @@ class MediaKey(msgspec.Struct, frozen=True, array_like=True, tag="media"):
     offset: int
 
 
-ExtraKey = CacheSalt | AdapterKey | MediaKey
+class EmbedsKey(msgspec.Struct, frozen=True, array_like=True, tag="embeds"):
+    """The digests of the embeddings that the block begins with; their token ids say nothing."""
+
+    digests: bytes
+
+
+ExtraKey = CacheSalt | AdapterKey | MediaKey | EmbedsKey
 
 
 class BlockHasher:

@@ -12,11 +12,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from octavo.errors import ConfigError
-from octavo.scheduler.block_hash import ROOT, BlockHasher, CacheSalt
+from octavo.scheduler.block_hash import ROOT, BlockHasher, CacheSalt, EmbedsKey, ExtraKey
 from octavo.scheduler.block_pool import NULL_BLOCK, BlockPool
 from octavo.scheduler.group_managers import make_group_manager
 from octavo.scheduler.request import Request
 from octavo.types.kv_spec import KVCacheConfig
+from octavo.types.prompts import EMBEDS_DIGEST_BYTES
 from octavo.types.step import NewBlocks
 
 
@@ -225,8 +226,14 @@ class KVCacheManager:
         size, hash_block = self.block_size, self._hash_block
         token_ids = request.token_ids
         parent = names[-1] if names else ROOT
-        extra_keys = (CacheSalt(request.cache_salt),) if request.cache_salt is not None and not names else ()
+        extra_keys: tuple[ExtraKey, ...] = ()
+        if request.cache_salt is not None and not names:
+            extra_keys = (CacheSalt(request.cache_salt),)
+        embeds = request.prompt_embeds
         for start in range(len(names) * size, num_blocks * size, size):
+            if embeds is not None and start < embeds.num_tokens:
+                digests = embeds.digests[start * EMBEDS_DIGEST_BYTES : (start + size) * EMBEDS_DIGEST_BYTES]
+                extra_keys = (*extra_keys, EmbedsKey(digests))
             parent = hash_block(parent, token_ids[start : start + size], extra_keys)
             extra_keys = ()
             names.append(parent)

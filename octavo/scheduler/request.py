@@ -54,6 +54,7 @@ class Request:
         "num_tokens",
         "pooling_params",
         "priority",
+        "prompt_embeds",
         "reads_prefix_cache",
         "request_id",
         "resumable_after_step",
@@ -76,6 +77,7 @@ class Request:
         self.request_id = engine_request.request_id
         self.sampling_params = params
         self.pooling_params = engine_request.pooling_params
+        self.prompt_embeds = engine_request.prompt_embeds
         self.priority = priority
         self.arrival = arrival
         self.status = RequestStatus.WAITING

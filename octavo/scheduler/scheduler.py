@@ -340,6 +340,7 @@ class Scheduler:
                 stop_token_ids=sorted(request.stop_token_ids),
                 block_ids=[table.copy() for table in request.block_ids],
                 pooling_params=request.pooling_params,
+                prompt_embeds=request.prompt_embeds,
             )
         )
         step.add(request, size, self._advance(step.step_id, request, size))

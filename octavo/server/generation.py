@@ -15,7 +15,7 @@ from octavo.errors import RequestFailedError
 from octavo.server.engine_client import EngineClient
 from octavo.server.text_machine import ContentDelta, Event, Finish, Sections, TextMachine
 from octavo.types.outputs import CompletionOutput, RequestOutput
-from octavo.types.prompts import TokensPrompt
+from octavo.types.prompts import EmbedsPrompt, TokensPrompt
 from octavo.types.sampling_params import BeamSearchParams, SamplingParams
 
 
@@ -70,7 +70,7 @@ class Generation:
     def __init__(
         self,
         engine: EngineClient,
-        prompts: Sequence[TokensPrompt],
+        prompts: Sequence[TokensPrompt | EmbedsPrompt],
         params: SamplingParams,
         *,
         request_id: str,
@@ -171,7 +171,9 @@ class Generation:
         else:
             await merged.put(None)
 
-    def _generate(self, prompt: TokensPrompt, params: SamplingParams, request_id: str) -> AsyncIterator[RequestOutput]:
+    def _generate(
+        self, prompt: TokensPrompt | EmbedsPrompt, params: SamplingParams, request_id: str
+    ) -> AsyncIterator[RequestOutput]:
         return self.engine.generate(prompt, params, request_id, priority=self.priority)
 
     def _submit(self, index: int) -> AsyncGenerator[RequestOutput, None]:
@@ -189,7 +191,7 @@ class BeamGeneration(Generation):
     def __init__(
         self,
         engine: EngineClient,
-        prompts: Sequence[TokensPrompt],
+        prompts: Sequence[TokensPrompt | EmbedsPrompt],
         params: SamplingParams,
         *,
         request_id: str,
@@ -200,7 +202,9 @@ class BeamGeneration(Generation):
         super().__init__(engine, prompts, params, request_id=request_id, priority=priority, make_machine=make_machine)
         self.beam_params = beam_params
 
-    def _generate(self, prompt: TokensPrompt, params: SamplingParams, request_id: str) -> AsyncIterator[RequestOutput]:
+    def _generate(
+        self, prompt: TokensPrompt | EmbedsPrompt, params: SamplingParams, request_id: str
+    ) -> AsyncIterator[RequestOutput]:
         return generate_beams(self.engine, prompt, self.beam_params, request_id, priority=self.priority)
 
 

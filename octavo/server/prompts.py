@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from octavo.config.server_args import ServerArgs
+from octavo.engine.prompt_embeds import check_enabled, load_embeds
 from octavo.errors import ClientError, ContextLengthError
 from octavo.server.engine_client import EngineClient
 from octavo.server.openai.protocol import MAX_PROMPTS, ChatCompletionRequest, CompletionRequest, TokenizeRequest
@@ -18,7 +19,7 @@ from octavo.server.tools import read_tools
 from octavo.tokenizer.chat_template import ContentFormat
 from octavo.tokenizer.template_traits import template_traits
 from octavo.tokenizer.tokenizer import ChatPrompt
-from octavo.types.prompts import TokensPrompt
+from octavo.types.prompts import EmbedsPrompt, TokensPrompt
 
 T = TypeVar("T")
 
@@ -37,8 +38,31 @@ class PromptMaker:
         self.engine = engine
         self.args = args
 
-    async def completion(self, request: CompletionRequest) -> list[TokensPrompt]:
-        """The prompts of a completions body, in order."""
+    async def completion(self, request: CompletionRequest) -> list[TokensPrompt | EmbedsPrompt]:
+        """The prompts of a completions body, in order: embeddings first, as in vLLM."""
+        prompts: list[TokensPrompt | EmbedsPrompt] = []
+        if request.prompt_embeds is not None:
+            prompts += await self._embeds(request.prompt_embeds)
+        if request.prompt or not prompts:
+            prompts += await self._texts(request)
+        if len(prompts) > MAX_PROMPTS:
+            raise ClientError(f"prompt and prompt_embeds hold {len(prompts)} prompts; at most {MAX_PROMPTS} fit.")
+        if request.cache_salt is not None:
+            for prompt in prompts:
+                prompt["cache_salt"] = request.cache_salt
+        return prompts
+
+    async def _embeds(self, given: str | list[str]) -> list[EmbedsPrompt]:
+        """Tensors are read one at a time, on another thread."""
+        check_enabled(self.model)
+        texts = [given] if isinstance(given, str) else given
+        if not 1 <= len(texts) <= MAX_PROMPTS:
+            raise ClientError(
+                f"prompt_embeds holds {len(texts)} prompts; send 1 to {MAX_PROMPTS}.", param="prompt_embeds"
+            )
+        return [EmbedsPrompt(prompt_embeds=await asyncio.to_thread(load_embeds, text, self.model)) for text in texts]
+
+    async def _texts(self, request: CompletionRequest) -> list[TokensPrompt]:
         add_special_tokens = request.add_special_tokens is not False
         prompts: list[TokensPrompt] = []
         for prompt in split_prompts(request.prompt):
@@ -52,8 +76,6 @@ class PromptMaker:
                 made = TokensPrompt(prompt_token_ids=prompt)
             if not made["prompt_token_ids"]:
                 raise ClientError("the prompt is empty; it must hold at least one token.", param="prompt")
-            if request.cache_salt is not None:
-                made["cache_salt"] = request.cache_salt
             prompts.append(made)
         return prompts
 

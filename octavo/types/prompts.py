@@ -1,6 +1,18 @@
 """What a caller may pass as a prompt: a string, token ids, or one of the dictionaries below."""
 
-from typing import TypedDict
+from typing import Any, TypedDict
+
+import msgspec
+
+EMBEDS_DIGEST_BYTES = 16
+
+
+class PromptEmbeds(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A prompt as input embeddings, checked and plain: what enters the first layer in the place of looked-up tokens."""
+
+    num_tokens: int
+    data: bytes  # [num_tokens, hidden_size] in the model's data type
+    digests: bytes  # [num_tokens, EMBEDS_DIGEST_BYTES]: one a row, so that equal beginnings are known to be equal
 
 
 class _PromptOptions(TypedDict, total=False):
@@ -23,6 +35,12 @@ class TokensPrompt(_TokensPromptText):
     prompt_token_ids: list[int]
 
 
+class EmbedsPrompt(_PromptOptions):
+    """A prompt as input embeddings; needs an engine with `enable_prompt_embeds`."""
+
+    prompt_embeds: Any  # a torch tensor [tokens, hidden_size], or `PromptEmbeds`
+
+
 class PairPrompt(TypedDict):
     """Two texts that a cross-encoder reads together."""
 
@@ -30,4 +48,4 @@ class PairPrompt(TypedDict):
     second: str
 
 
-PromptType = str | list[int] | TextPrompt | TokensPrompt
+PromptType = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt

@@ -3,6 +3,7 @@
 import msgspec
 
 from octavo.types.pooling_params import PoolingParams
+from octavo.types.prompts import PromptEmbeds
 from octavo.types.sampling_params import SamplingParams
 
 
@@ -27,3 +28,4 @@ class EngineRequest(msgspec.Struct, array_like=True, omit_defaults=True):
     pooling_params: PoolingParams | None = (
         None  # of a request that is computed for its hidden states: it samples nothing
     )
+    prompt_embeds: PromptEmbeds | None = None  # what the prompt is; its `prompt_token_ids` are zeros then

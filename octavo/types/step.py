@@ -9,6 +9,7 @@ import msgspec
 
 from octavo.types.outputs import Pooled, TokenLogprobs
 from octavo.types.pooling_params import PoolingParams
+from octavo.types.prompts import PromptEmbeds
 from octavo.types.sampling_params import SamplingParams
 
 
@@ -24,6 +25,7 @@ class NewRow(msgspec.Struct, array_like=True):
     stop_token_ids: list[int]  # EOS ids and stop_token_ids: masked while fewer than min_tokens are out
     block_ids: list[list[int]]  # for each KV group
     pooling_params: PoolingParams | None = None
+    prompt_embeds: PromptEmbeds | None = None  # of a prompt given as embeddings
 
 
 class NewBlocks(msgspec.Struct, array_like=True, gc=False):

@@ -22,6 +22,7 @@ from octavo.ops.inputs import store_sampled
 from octavo.types.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
 from octavo.worker.graphs import DecodeGraphs, DecodeOutput
 from octavo.worker.input_batch import InputBatch
+from octavo.worker.input_embeds import InputEmbeds
 from octavo.worker.prompt_logprobs import PromptLogprobs, PromptScores
 from octavo.worker.rows import Rows, upload
 from octavo.worker.sampler import Sampler, SamplerOutput
@@ -76,7 +77,10 @@ class ModelRunner:
         batch: InputBatch,
         sampler: Sampler,
         graphs: "DecodeGraphs | CpuPrograms | None",
+        dtype: torch.dtype,
+        embeds_width: int | None = None,
     ):
+        """`dtype`: the model's. `embeds_width`: of the embeddings that requests may bring; None: they bring none."""
         self.model = model
         self.rows = rows
         self.batch = batch
@@ -85,6 +89,8 @@ class ModelRunner:
         # A faster way than the model's own code to run steps that are not decode steps, where the platform has one.
         self.forward_mixed: Callable[[StepContext], torch.Tensor] | None = None
         self.prompt_logprobs = PromptLogprobs(model, rows)
+        self.input_embeds = InputEmbeds(model, dtype, rows.device)
+        self.embeds_width = embeds_width
         self.device = rows.device
         self._awaiting: tuple[StepHandle, _Forward] | None = None  # the step that waits for its masks
         self._uploads = torch.cuda.Stream() if rows.device.type == "cuda" else None  # for masks
@@ -100,6 +106,7 @@ class ModelRunner:
             handle.launched(lambda: ModelRunnerOutput(step.step_id, []), None)
             return handle
         is_decode = step.total_num_scheduled_tokens == num and all(step.samples)
+        is_decode = is_decode and not self.input_embeds.concerns(step.rows)
         if is_decode and self.graphs is not None and num <= self.graphs.max_size:
             forward = self._decode_by_graph(step.rows, not step.awaits_masks and self.sampler.is_plain(step.rows))
         else:
@@ -136,11 +143,13 @@ class ModelRunner:
         for row in step.freed_rows:
             self.sampler.remove_row(row)
             self.prompt_logprobs.remove_row(row)
+            self.input_embeds.remove_row(row)
         if step.new_rows:
             self.rows.fill(step.new_rows)
         for new in step.new_rows:
             self.sampler.add_row(new.row, new)
             self.prompt_logprobs.add_row(new.row, new.sampling_params)
+            self.input_embeds.add_row(new)
         if step.new_blocks:
             self.rows.add_blocks(step.new_blocks)
 
@@ -174,7 +183,11 @@ class ModelRunner:
         index = self.batch.logits_index
         if sampling and not self.prompt_logprobs.wanted:
             context.output_rows = index
-        hidden_states = (self.forward_mixed or self.forward)(context)
+        embeds = self.input_embeds.collect(step, self.batch.input_ids, context)
+        if embeds is None:
+            hidden_states = (self.forward_mixed or self.forward)(context)
+        else:
+            hidden_states = self.forward(context, embeds)
         prompt = self.prompt_logprobs.collect(step, hidden_states, context)
         rows = [step.rows[i] for i in sampling]
         if not sampling:
@@ -185,11 +198,13 @@ class ModelRunner:
         seq_lens = (self.batch.positions[index] + 1).to(torch.int32)
         return _Forward(logits, rows, self.batch.sampling_rows, seq_lens, prompt=prompt)
 
-    def forward(self, context: StepContext) -> torch.Tensor:
-        """The hidden states of a step whose inputs are prepared."""
-        batch = self.batch
+    def forward(self, context: StepContext, inputs_embeds: torch.Tensor | None = None) -> torch.Tensor:
+        """The hidden states of a step whose inputs are prepared; `inputs_embeds` take the place of its tokens."""
+        input_ids, positions = self.batch.input_ids[: context.num_tokens], self.batch.positions[: context.num_tokens]
         with set_step_context(context):
-            return self.model(batch.input_ids[: context.num_tokens], batch.positions[: context.num_tokens])
+            if inputs_embeds is None:
+                return self.model(input_ids, positions)
+            return self.model(input_ids, positions, inputs_embeds)
 
     def _sample(
         self, forward: _Forward, masks: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -236,7 +251,10 @@ class ModelRunner:
         """
         scratch = [self.rows.scratch] * num_requests
         context = self.batch.prepare_dummy(num_tokens, num_requests)
-        logits = self.model.logits(self.forward(context)[self.batch.logits_index])
+        embeds = None
+        if self.embeds_width is not None:
+            embeds = self.input_embeds.worst_case(self.batch.input_ids[:num_tokens], self.embeds_width)
+        logits = self.model.logits(self.forward(context, embeds)[self.batch.logits_index])
         self.sampler.sample(
             logits, scratch, self.batch.sampling_rows, context.seq_lens, self.rows.token_ids, self.rows.num_prompt
         )

@@ -274,7 +274,9 @@ class Worker:
             self.config.model.logprobs_mode,
             self.custom_processors,
         )
-        self.runner = ModelRunner(self.model, self.rows, batch, sampler, None)
+        model = self.config.model
+        width = model.hf_config.text().hidden_size if model.enable_prompt_embeds else None
+        self.runner = ModelRunner(self.model, self.rows, batch, sampler, None, self.dtype, width)
 
     def _allocate_kv_cache(self, kv: KVCacheConfig) -> None:
         layers = attention_layers(self.model)

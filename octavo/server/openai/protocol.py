@@ -6,7 +6,7 @@ value but a neutral one is refused. A field nobody knows is ignored with a debug
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -107,11 +107,13 @@ _NOT_WITH_BEAMS: dict[str, Any] = {
 }
 
 
-def refuse_unsupported(fields: Mapping[str, Any], table: Mapping[str, tuple[Any, ...]] = NOT_YET) -> None:
-    """Raise for a field of `table` that asks for something."""
+def refuse_unsupported(
+    fields: Mapping[str, Any], table: Mapping[str, tuple[Any, ...]] = NOT_YET, known: Collection[str] = ()
+) -> None:
+    """Raise for a field of `table` that asks for something; those in `known` are this route's own."""
     for name, neutral in table.items():
         value = fields.get(name)
-        if value is not None and not any(_same(value, harmless) for harmless in neutral):
+        if value is not None and name not in known and not any(_same(value, harmless) for harmless in neutral):
             allowed = ", ".join(["null", *(msgspec.json.encode(v).decode() for v in neutral)])
             raise ClientError(
                 f"{name} is not supported by this server yet; leave it out or send {allowed}.",
@@ -264,9 +266,13 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
     prompt: Any = None  # str, list of str, token ids or list of token ids: msgspec cannot tell the lists apart
     logprobs: int | None = None
+    prompt_embeds: str | list[str] | None = None  # base64 of torch.save: prompts that come before `prompt`
 
     def check(self) -> None:
         super().check()
+        if self.prompt_embeds is not None and (self.echo or self.use_beam_search):
+            name = "echo" if self.echo else "use_beam_search"
+            raise ClientError(f"{name} needs the tokens of the prompt, and prompt_embeds has none.", param=name)
         if self.max_tokens == 0 and not self.echo:
             raise ClientError(
                 "max_tokens=0 generates nothing; it needs echo: true to score the prompt.", param="max_tokens"

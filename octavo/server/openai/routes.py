@@ -118,7 +118,7 @@ async def _begin(request: Request, kind: type[R], prefix: str) -> tuple[R, Call]
     """Read the body and settle what does not depend on the prompt."""
     server = _server(request)
     fields = await read_object(request, _server(request).max_body_bytes)
-    refuse_unsupported(fields)
+    refuse_unsupported(fields, known=kind.__struct_fields__)
     body = convert(fields, kind)
     return body, Call.of(prefix, body, request.state.request_id, server.model, server.args)
 

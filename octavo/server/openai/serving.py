@@ -18,7 +18,7 @@ from octavo.server.generation import BeamGeneration, ChoiceUpdate, Generation
 from octavo.server.limits import check_extra_args, check_size
 from octavo.server.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from octavo.server.text_machine import PlainText, TextMachine
-from octavo.types.prompts import TokensPrompt
+from octavo.types.prompts import EmbedsPrompt, TokensPrompt
 from octavo.types.sampling_params import SamplingParams
 
 Updates = AsyncGenerator[ChoiceUpdate, None]
@@ -52,11 +52,11 @@ def _generation(
     server: ServerContext,
     body: GenerationRequest,
     request_id: str,
-    prompts: Sequence[TokensPrompt],
+    prompts: Sequence[TokensPrompt | EmbedsPrompt],
     params: SamplingParams,
     make_machine: Callable[[], TextMachine] = PlainText,
 ) -> Generation:
-    num_prompt_tokens = sum(len(prompt["prompt_token_ids"]) for prompt in prompts)
+    num_prompt_tokens = sum(len(prompt.get("prompt_token_ids", ())) for prompt in prompts)
     check_size(params, len(prompts), num_prompt_tokens, server.model.max_model_len)
     check_extra_args(params.extra_args)
     if server.tokenizer is None:
