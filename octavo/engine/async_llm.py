@@ -318,7 +318,7 @@ class AsyncLLM:
             self._sleep.level = None
             await self.resume_generation()
             raise
-        self._record(SchedulerStats(sleep_level=level), None)
+        self._record(SchedulerStats(), None)
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Take the memory again that `tags` name, by default all; the engine serves once nothing sleeps."""
@@ -403,8 +403,7 @@ class AsyncLLM:
 
     def _record_waiting(self, iteration_stats: IterationStats | None) -> None:
         """Everything open waits; no core says so."""
-        stats = SchedulerStats(num_waiting=len(self._outputs.progress()), sleep_level=self._sleep.level)
-        self._record(stats, iteration_stats)
+        self._record(SchedulerStats(num_waiting=len(self._outputs.progress())), iteration_stats)
 
     def progress(self) -> dict[str, int]:
         """Tokens of every unfinished answer."""
@@ -435,6 +434,8 @@ class AsyncLLM:
             self._record(scheduler_stats, processed.stats)
 
     def _record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None) -> None:
+        if scheduler_stats is not None:
+            scheduler_stats.sleep_level = self._sleep.level  # also where a step's arrive late
         for stat_logger in self.stat_loggers:
             stat_logger.record(scheduler_stats, iteration_stats)
 

@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 
 from octavo.engine.async_llm import AsyncLLM
+from octavo.engine.output_processor import Processed
 from octavo.errors import ClientError, EngineAsleepError, ServerError
 from octavo.metrics import StatCollector
+from octavo.types.stats import SchedulerStats
 from tests.engine.fakes import make_config
 from tests.engine.test_core import make_core, request, run, tokens
 from tests.engine.test_pause import LONG, TIMEOUT, Reader, greedy, until_restarted
@@ -95,6 +97,8 @@ async def test_a_sleeping_engine_refuses_requests_and_says_so(llm):
     await running.task
     assert running.finish_reason == "abort" and await llm.is_sleeping()
     assert await asleep(llm) == ["kv_cache", "weights at level 1"] and sleep_state(collector) == "weights_offloaded"
+    llm._after(Processed(), SchedulerStats())  # of a step before, arriving late
+    assert sleep_state(collector) == "weights_offloaded"
     with pytest.raises(EngineAsleepError):
         await llm.check_health()
     with pytest.raises(EngineAsleepError, match="level 1"):
