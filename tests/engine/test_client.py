@@ -262,10 +262,10 @@ def test_one_client_serves_one_loop_after_another():
         assert asyncio.run(once("a")) == asyncio.run(once("b"))
 
 
-def test_sockets_are_private_and_gone_afterwards():
-    before = set(glob.glob(f"{tempfile.gettempdir()}/octavo-*"))
+def test_sockets_are_private_and_gone_afterwards(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with started() as client:
-        [folder] = set(glob.glob(f"{tempfile.gettempdir()}/octavo-*")) - before
+        [folder] = glob.glob(f"{tmp_path}/octavo-*")
         assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
         assert sorted(os.listdir(folder)) == ["flight", "in", "out"]
         pid = client.pid
