@@ -13,6 +13,7 @@ above zero, tasks, open files, growing memory.
 
 import argparse
 import asyncio
+import base64
 import copy
 import http.client
 import io
@@ -28,6 +29,7 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+import torch
 from live_server import LiveServer, running_server
 
 DEADLINE_SECONDS = 60.0
@@ -40,7 +42,7 @@ SOCKET_BUFFER = 32 << 10
 SERVER_OPTIONS = (
     *("--kv-cache-memory-bytes", "16M", "--max-num-seqs", "16", "--max-num-batched-tokens", "256"),
     *("--client-stall-timeout", "5", "--enable-server-load-tracking", "--enable-scale-out"),
-    *("--responses-store-bytes", "1M"),
+    *("--responses-store-bytes", "1M", "--enable-prompt-embeds"),
 )
 
 CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"
@@ -76,11 +78,22 @@ _TOOL_BLOCKS = [
     {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}}]},
     {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "2"}]},
 ]
+
+
+def _embeds() -> str:
+    """Three tokens for the tiny random model, whose hidden states have 64 numbers."""
+    file = io.BytesIO()
+    torch.save(torch.arange(192.0).view(3, 64) / 192, file)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+_EMBEDS = _embeds()
 # Bodies that are answered with 200. A route that is not here is fuzzed from its fields in /openapi.json alone.
 GOOD: dict[str, tuple[dict[str, Any], ...]] = {
     COMPLETIONS: (
         {"prompt": "One, two", "max_tokens": 4, "temperature": 0},
         {"prompt": ["a", "b"], "logprobs": 2, "echo": True, **_SAMPLING},
+        {"prompt": "a", "prompt_embeds": _EMBEDS, "max_tokens": 3},
         {"prompt": [[5, 6, 7], [8, 9]], "stream": True, "stream_options": {"include_usage": True}, **_SAMPLING},
         {"prompt": [5, 6], "use_beam_search": True, "n": 2, "max_tokens": 3, "length_penalty": 1.1},
         {"prompt": "a", "structured_outputs": {"regex": "[ab]{2}"}, "max_tokens": 4},

@@ -44,6 +44,8 @@ class InputProcessor:
         self._pooling = PoolingInputs(pooling_config, model_config, self)
         self._has_priorities = scheduler_config.policy == "priority"
         self._tokenizer = tokenizer
+        if model_config.enable_prompt_embeds:
+            import torch  # noqa: F401  now: a front without other use for it would stand still at the first such request
         self._seeds = random.Random(model_config.seed)
         self._serial = count()
 

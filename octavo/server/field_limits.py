@@ -117,6 +117,8 @@ FIELDS: dict[str | tuple[str, str], str] = {
     "return_tokens_as_token_ids": _SWITCH,
     "return_token_strs": _SWITCH,
     "prompt": f"{MAX_PROMPTS} prompts, each of {_TOKENS_OF_CONTEXT}",
+    "prompt_embeds": f"{MAX_PROMPTS} tensors as base64 of torch.save, each within the context; refused unless "
+    "`--enable-prompt-embeds`",
     ("POST /tokenize", "prompt"): f"one text of {MAX_TOKEN_CHARACTERS} characters a token of the context",
     "messages": f"{MAX_MESSAGES} messages; with documents and chat_template_kwargs {_TOKENS_OF_CONTEXT}",
     "documents": "counted with messages",

@@ -1,6 +1,8 @@
 """`octavo serve` on a tiny real checkpoint: the whole way from HTTP to the engine's process and back."""
 
+import base64
 import concurrent.futures
+import io
 import json
 import os
 import re
@@ -15,6 +17,8 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+import torch
+from safetensors.torch import load_file
 
 # CHAIN: after the newline behind "assistant" the model says this and ends its turn.
 ANSWER = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
@@ -219,6 +223,57 @@ def test_hanging_up_frees_everything(server, client):
             break
     assert read(aborts) == before + 5
     assert [metric(client, name) for name in gauges] == [0, 0, 0]
+
+
+@pytest.fixture(scope="module")
+def embeds_server(chain_llama_dir: Path) -> Iterator[Server]:
+    running = start(chain_llama_dir, "--enable-prompt-embeds")
+    yield running
+    stop(running)
+
+
+def test_prompt_embeds_over_http(embeds_server, chain_llama_dir):
+    """FC-169: the right tensors are answered, before text prompts; wrong ones are refused, and nobody is hurt."""
+    table = load_file(chain_llama_dir / "model.safetensors")["model.embed_tokens.weight"]
+
+    def encode(value: object) -> str:
+        file = io.BytesIO()
+        torch.save(value, file)
+        return base64.b64encode(file.getvalue()).decode()
+
+    with httpx.Client(base_url=embeds_server.url, timeout=PATIENCE) as http:
+        ids = http.post("/tokenize", json={"prompt": "AB"}).json()["tokens"]
+        right = encode(table[ids])
+        body = {"temperature": 0, "max_tokens": 4, "logprobs": 1}
+
+        def ask(**fields) -> httpx.Response:
+            return http.post("/v1/completions", json=body | fields)
+
+        whole = ask(prompt_embeds=[right, right], prompt="Q", n=2).json()
+        assert [choice["text"] for choice in whole["choices"]] == ["CDEF"] * 4 + ["RSTU"] * 2
+        assert [choice["index"] for choice in whole["choices"]] == list(range(6))
+        assert whole["usage"]["prompt_tokens"] == 5 and whole["usage"]["completion_tokens"] == 24
+        streamed = ask(prompt_embeds=right, prompt="", stream=True).text
+        pieces = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+        assert "".join(piece["choices"][0]["text"] for piece in pieces) == "CDEF"
+        hidden = table.shape[1]
+        for wrong in (
+            {"prompt_embeds": "@@@"},
+            {"prompt_embeds": ""},
+            {"prompt_embeds": [right, 5]},
+            {"prompt_embeds": encode(torch.zeros(2, hidden + 1))},
+            {"prompt_embeds": encode(torch.full((2, hidden), float("nan")))},
+            {"prompt_embeds": encode(torch.zeros(10_000, hidden))},
+            {"prompt_embeds": encode({"a": 1})},
+            {"prompt_embeds": right, "echo": True},
+            {"prompt_embeds": right, "prompt_logprobs": 1},
+            {"prompt_embeds": right, "repetition_penalty": 1.2},
+            {"prompt_embeds": right, "use_beam_search": True, "logprobs": None},
+            {"prompt_embeds": right, "prompt": [-1]},
+        ):
+            answer = ask(**wrong)
+            assert answer.status_code == 400 and answer.json()["error"]["message"], wrong
+        assert ask(prompt_embeds=right).json()["choices"][0]["text"] == "CDEF"
 
 
 def test_death_of_the_engine(chain_llama_dir):

@@ -165,9 +165,12 @@ async def test_values_at_the_border(fields):
     ],
 )
 async def test_fields_of_later_features_are_refused_by_name(name, value):
-    """FC-169 among them: no tensor is taken from outside."""
+    """FC-169 among them: a conversation is no tensor, and completions take one only where the operator says so."""
     async with client_of() as client:
         error = error_of(await client.post(CHAT, json=chat_body(**{name: value})), 400)
+        if name == "prompt_embeds":
+            for given in (value, [value], []):
+                error = error_of(await client.post("/v1/completions", json={"prompt_embeds": given}), 400)
     assert error["param"] == name and error["code"] == "unsupported_parameter" and name in error["message"]
 
 

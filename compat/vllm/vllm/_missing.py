@@ -37,7 +37,6 @@ _NAMES = {
     "ModelRegistry": "register an architecture through the entry points octavo.models",
     "initialize_ray_cluster": _DISTRIBUTED,
     "PoolerConfig": "give pooler_config as a dictionary of the same keys",
-    "EmbedsPrompt": "prompts are text or token ids; prompt_embeds are not taken yet",
     "ExplicitEncoderDecoderPrompt": "encoder-decoder models are not served yet",
     "GuidedDecodingParams": "structured output is not available yet",
     "RepetitionDetectionParams": "repetition is not detected; use repetition_penalty or frequency_penalty",
