@@ -205,7 +205,9 @@ class BeamGeneration(Generation):
     def _generate(
         self, prompt: TokensPrompt | EmbedsPrompt, params: SamplingParams, request_id: str
     ) -> AsyncIterator[RequestOutput]:
-        return generate_beams(self.engine, prompt, self.beam_params, request_id, priority=self.priority)
+        return generate_beams(
+            self.engine, cast(TokensPrompt, prompt), self.beam_params, request_id, priority=self.priority
+        )
 
 
 async def _with_scores(outputs: AsyncGenerator[RequestOutput, None]) -> AsyncGenerator[RequestOutput, None]:

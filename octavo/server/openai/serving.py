@@ -7,7 +7,7 @@ conversation means the same prompt and the same parameters whichever API it came
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from starlette.requests import Request
 
@@ -56,7 +56,8 @@ def _generation(
     params: SamplingParams,
     make_machine: Callable[[], TextMachine] = PlainText,
 ) -> Generation:
-    num_prompt_tokens = sum(len(prompt.get("prompt_token_ids", ())) for prompt in prompts)
+    # Embeddings do not count: no scores are given for them.
+    num_prompt_tokens = sum(len(cast(dict[str, Any], prompt).get("prompt_token_ids", ())) for prompt in prompts)
     check_size(params, len(prompts), num_prompt_tokens, server.model.max_model_len)
     check_extra_args(params.extra_args)
     if server.tokenizer is None:

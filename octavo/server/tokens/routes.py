@@ -5,7 +5,7 @@ A fleet renders in one place, generates in another, and reads what came in a thi
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from starlette.requests import Request
 from starlette.routing import Route
@@ -145,7 +145,7 @@ def _rendered(server: ServerContext, body: GenerationRequest, generation: Genera
         RenderedRequest(
             request_id=generation.request_id if count == 1 else f"{generation.request_id}-{index}",
             model=served_name(body.model, server.model),
-            token_ids=prompt["prompt_token_ids"],
+            token_ids=cast(TokensPrompt, prompt)["prompt_token_ids"],  # embeddings are refused here
             sampling_params=params,
             stream=bool(body.stream),
             stream_options=body.stream_options,
