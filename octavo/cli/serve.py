@@ -7,6 +7,7 @@ from octavo.config.args import EngineArgs
 from octavo.config.options import option_fields
 from octavo.config.parser import OptionParser
 from octavo.config.server_args import ServerArgs
+from octavo.engine.spawn import SpawnedCore
 
 
 def parse(arguments: Sequence[str]) -> tuple[EngineArgs, ServerArgs]:
@@ -25,6 +26,10 @@ def run(arguments: Sequence[str]) -> int:
     """Parse, then serve until a signal says stop."""
     started = time.monotonic()
     engine_args, server_args = parse(arguments)
-    from octavo.server.launch import run_server
+    core = SpawnedCore(engine_args.distributed_executor_backend or "uni")
+    try:
+        from octavo.server.launch import run_server  # as long as the core's own imports: side by side
 
-    return run_server(engine_args, server_args, started)
+        return run_server(engine_args, server_args, started, core)
+    finally:
+        core.end()

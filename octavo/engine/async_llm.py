@@ -12,12 +12,12 @@ from octavo.config.args import EngineArgs
 from octavo.config.engine import EngineConfig, ModelConfig
 from octavo.engine.client import ProcessClient
 from octavo.engine.configure import create_engine_config
-from octavo.engine.executor import preload_modules
 from octavo.engine.input_processor import InputProcessor
 from octavo.engine.open_request import OpenRequest
 from octavo.engine.output_processor import OutputProcessor, Processed
 from octavo.engine.protocol import StartReport
 from octavo.engine.sleep import FrontSleep, PauseMode, check_pause_mode
+from octavo.engine.spawn import SpawnedCore
 from octavo.engine.stats import IterationStats, StatLogger
 from octavo.engine.supervisor import Supervisor
 from octavo.errors import ClientError, EngineDeadError, RequestFailedError
@@ -54,7 +54,7 @@ class AsyncLLM:
         """Start the engine and return when it serves. `client` is a core process that has no configuration yet."""
         self.config = config
         self.stat_loggers = list(stat_loggers)
-        client = client or ProcessClient(preload_modules(config.parallel.executor))
+        client = client or ProcessClient(SpawnedCore(config.parallel.executor))
         started = time.monotonic()
         try:
             client.configure(config)
@@ -78,9 +78,14 @@ class AsyncLLM:
         self._log_task: asyncio.Task[None] | None = None
 
     @classmethod
-    def from_engine_args(cls, engine_args: EngineArgs, *, stat_loggers: Sequence[StatLogger] = ()) -> "AsyncLLM":
-        """Start an engine from what a user types. The core's process comes up while the configuration is worked out."""
-        client = ProcessClient(preload_modules(engine_args.distributed_executor_backend or "uni"))
+    def from_engine_args(
+        cls, engine_args: EngineArgs, *, stat_loggers: Sequence[StatLogger] = (), core: SpawnedCore | None = None
+    ) -> "AsyncLLM":
+        """Start an engine from what a user types, in `core` where that was spawned already.
+
+        The core's process comes up while the configuration is worked out.
+        """
+        client = ProcessClient(core or SpawnedCore(engine_args.distributed_executor_backend or "uni"))
         try:
             config = create_engine_config(engine_args)
         except BaseException:

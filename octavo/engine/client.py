@@ -7,16 +7,12 @@ output processor's knowledge, so that whoever owns a client can replace it by a 
 import asyncio
 import contextlib
 import math
-import os
-import shutil
 import subprocess
-import sys
-import tempfile
 import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,8 +24,6 @@ from octavo.engine.core import EngineCore
 from octavo.engine.executor import make_executor
 from octavo.engine.flight_record import FLIGHT_RECORD, read_in_flight
 from octavo.engine.protocol import (
-    INPUT_SOCKET,
-    OUTPUT_SOCKET,
     AbortRequests,
     AddRequests,
     Configure,
@@ -45,6 +39,7 @@ from octavo.engine.protocol import (
     UtilityResult,
     take_arrived,
 )
+from octavo.engine.spawn import INPUT_SOCKET, OUTPUT_SOCKET, SpawnedCore
 from octavo.errors import EngineDeadError, ServerError
 from octavo.logger import get_logger
 from octavo.types.outputs import EngineOutputs
@@ -58,8 +53,6 @@ SHUTDOWN_SECONDS = 5.0
 LAST_WORDS_SECONDS = 0.1
 # What an in-process core cannot have; appended to its last words.
 NO_SUPERVISOR = "It runs in this process, where nobody can restart it: make a new LLM, or use AsyncLLM or the server."
-# A socket path longer than this does not fit the kernel's address structure.
-MAX_SOCKET_PATH = 107
 
 
 class CoreClient(ABC):
@@ -147,12 +140,12 @@ class CoreListener(Protocol):
 class ProcessClient(CoreClient):
     """A core in a child process, reached over two ZeroMQ sockets in a private folder.
 
-    The constructor starts the process, `configure` tells it what to be, `wait_ready` blocks until it serves: a front
-    reads its tokenizer in between. `listen` binds the client to the running event loop; a front that must not block
-    listens right away and is told.
+    `configure` tells it what to be, `wait_ready` blocks until it serves: a front reads its tokenizer in between. `listen`
+    binds the client to the running event loop; a front that must not block listens right away and is told.
     """
 
-    def __init__(self, preload: Sequence[str] = ()):
+    def __init__(self, core: SpawnedCore | None = None):
+        core = core or SpawnedCore()
         self._stall_seconds = math.inf
         self._error: EngineDeadError | None = None
         self._is_ready = False
@@ -166,7 +159,7 @@ class ProcessClient(CoreClient):
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToFront)
 
-        self._folder = folder = _make_private_folder()
+        self._folder = folder = core.folder
         self._context = zmq.Context(io_threads=1)
         self._outputs = self._context.socket(zmq.PULL)
         self._outputs.bind(f"ipc://{folder}/{OUTPUT_SOCKET}")
@@ -175,8 +168,8 @@ class ProcessClient(CoreClient):
         self._inputs.setsockopt(zmq.SNDHWM, 0)
         self._inputs.setsockopt(zmq.RECONNECT_IVL, 10)
         self._inputs.connect(f"ipc://{folder}/{INPUT_SOCKET}")
-        self._process = _spawn(folder, preload)
-        self._finalizer = weakref.finalize(self, _release, self._process, self._context, folder)
+        self._process = core.process
+        self._finalizer = weakref.finalize(self, _release, core, self._context)
         # The thread must not keep the client alive.
         watch = threading.Thread(target=_watch, args=(self._process, weakref.ref(self)), name="octavo-core-watch")
         watch.daemon = True
@@ -366,22 +359,6 @@ class ProcessClient(CoreClient):
         return f"the engine core {how}" + (f": {self._last_words}" if self._last_words else ".")
 
 
-def _make_private_folder() -> str:
-    """A folder that only this user can enter, short enough for a socket path."""
-    folder = tempfile.mkdtemp(prefix="octavo-")
-    if len(f"{folder}/{OUTPUT_SOCKET}") > MAX_SOCKET_PATH:
-        os.rmdir(folder)
-        folder = tempfile.mkdtemp(prefix="octavo-", dir="/tmp")
-    return folder
-
-
-def _spawn(folder: str, preload: Sequence[str]) -> "subprocess.Popen[bytes]":
-    """Start a core. It finds modules where this process does, and ends when its standard input does."""
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path or os.getcwd() for path in sys.path))
-    command = [sys.executable, "-P", "-m", "octavo.engine.core_process", folder, *preload]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
-
-
 def _watch(process: "subprocess.Popen[bytes]", client: "weakref.ref[ProcessClient]") -> None:
     """Thread: wait for the end of the process and tell the client at once."""
     process.wait()
@@ -389,12 +366,6 @@ def _watch(process: "subprocess.Popen[bytes]", client: "weakref.ref[ProcessClien
         owner._tell_exit()
 
 
-def _release(process: "subprocess.Popen[bytes]", context: "zmq.Context[Any]", folder: str) -> None:
-    """Leave nothing behind: no process, no socket, no folder."""
-    if process.poll() is None:
-        process.kill()
-    process.wait()
-    if process.stdin is not None:
-        process.stdin.close()
+def _release(core: SpawnedCore, context: "zmq.Context[Any]") -> None:
+    core.end()
     context.destroy(linger=0)
-    shutil.rmtree(folder, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""The engine core as a process of its own: `python -m octavo.engine.core_process <folder> [module ...]`.
+"""The engine core as a process of its own: `python -m octavo.engine.core_process <folder> [executor]`.
 
-The folder holds the two sockets (`protocol.INPUT_SOCKET`, bound here; `protocol.OUTPUT_SOCKET`, bound by the front).
-The configuration is the first message; the modules named are imported while it is on its way. One thread does
+The folder holds the two sockets (`spawn.INPUT_SOCKET`, bound here; `spawn.OUTPUT_SOCKET`, bound by the front).
+The configuration is the first message; the executor named is imported while it is on its way. One thread does
 everything: between steps it takes what has arrived, and when idle it sleeps in the socket.
 
 Signals that ask for an end are the front's to answer: this process ends by a `Shutdown` message, by the end of its
@@ -9,7 +9,7 @@ standard input (the front is gone, however it went), or by SIGKILL.
 """
 
 import faulthandler
-import importlib
+import gc
 import os
 import shutil
 import signal
@@ -22,11 +22,9 @@ import msgspec
 import zmq
 
 from octavo.engine.core import EngineCore
-from octavo.engine.executor import make_executor
+from octavo.engine.executor import load_executor, make_executor
 from octavo.engine.flight_record import FLIGHT_RECORD, FlightRecorder
 from octavo.engine.protocol import (
-    INPUT_SOCKET,
-    OUTPUT_SOCKET,
     AbortRequests,
     AddRequests,
     Configure,
@@ -42,6 +40,7 @@ from octavo.engine.protocol import (
     UtilityResult,
     take_arrived,
 )
+from octavo.engine.spawn import INPUT_SOCKET, OUTPUT_SOCKET
 from octavo.errors import OctavoError
 from octavo.logger import get_logger, set_role
 
@@ -67,18 +66,20 @@ class CoreProcess:
         self._last_sent = 0.0
         self._is_stopping = False
 
-    def run(self, modules: list[str]) -> int:
+    def run(self, executor: str | None = None) -> int:
         """Start the core and serve until told to stop; returns the exit code."""
         core = None
         try:
-            for module in modules:
-                importlib.import_module(module)
+            if executor is not None:
+                load_executor(executor)
+                gc.freeze()  # what was imported stays: no collection need walk it
             message = self._decoder.decode(self._inputs.recv())
             if isinstance(message, Shutdown):
                 return 0
             assert isinstance(message, Configure), f"the first message is {type(message).__name__}"
             recorder = FlightRecorder(self._folder / FLIGHT_RECORD, message.config.scheduler.max_num_seqs)
             core = EngineCore(message.config, make_executor(message.config), recorder)
+            gc.enable()
             self._send(Ready(core.report))
             self._serve(core)
             return 0
@@ -154,13 +155,14 @@ def _end_with_the_front(folder: str) -> None:
 
 def main() -> int:
     """Entry point of the process."""
-    folder, *modules = sys.argv[1:]
+    gc.disable()  # until the core is up: imports make a million objects and no garbage
+    folder, *executor = sys.argv[1:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()
     _end_with_the_front(folder)
     set_role("core")
-    return CoreProcess(folder).run(modules)
+    return CoreProcess(folder).run(*executor)
 
 
 if __name__ == "__main__":

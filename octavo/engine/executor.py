@@ -81,15 +81,13 @@ class Executor(ABC):
 
 def make_executor(config: EngineConfig) -> Executor:
     """Build the executor that `config.parallel.executor` names."""
-    name = config.parallel.executor
+    return load_executor(config.parallel.executor)(config)
+
+
+def load_executor(name: str) -> type[Executor]:
+    """Import an executor, and with it whatever its workers stand on."""
     module_name, colon, class_name = EXECUTORS.get(name, name).partition(":")
     if not colon:
         raise ConfigError(f"executor={name!r} is not known; use one of {sorted(EXECUTORS)} or 'module:Class'.")
-    cls = getattr(importlib.import_module(module_name), class_name)
-    executor: Executor = cls(config)
-    return executor
-
-
-def preload_modules(executor: str) -> list[str]:
-    """Modules worth importing in a core process while the front still reads the configuration."""
-    return [EXECUTORS.get(executor, executor).partition(":")[0]]
+    cls: type[Executor] = getattr(importlib.import_module(module_name), class_name)
+    return cls

@@ -6,7 +6,6 @@ from octavo.config.engine import EngineConfig
 from octavo.errors import ClientError, ConfigError
 from octavo.structured_output.manager import GrammarManager
 from octavo.structured_output.vocabulary import Vocabulary
-from octavo.tokenizer import get_tokenizer
 
 
 def make_grammar_manager(config: EngineConfig) -> GrammarManager:
@@ -19,6 +18,8 @@ def make_grammar_manager(config: EngineConfig) -> GrammarManager:
 def _read_vocabulary(config: EngineConfig) -> Vocabulary:
     if config.tokenizer.path is None:
         raise ClientError("structured_outputs: this engine runs without a tokenizer.", param="structured_outputs")
+    from octavo.tokenizer import get_tokenizer  # with jinja and more: not part of a start
+
     tokenizer = get_tokenizer(config.tokenizer)
     if not config.model.eos_token_ids:
         raise ClientError(

@@ -15,11 +15,6 @@ from octavo.errors import OctavoError, ServerError
 from octavo.types.outputs import EngineOutputs
 from octavo.types.request import EngineRequest
 
-# Names of the two sockets inside a core's private folder.
-INPUT_SOCKET = "in"
-OUTPUT_SOCKET = "out"
-
-
 # --- front to core ---------------------------------------------------------------------------------------------------
 
 

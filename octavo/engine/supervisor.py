@@ -13,15 +13,15 @@ listener's knowledge, asked for when a core is ready for it.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Protocol
 
 from octavo.config.engine import EngineConfig
 from octavo.engine.client import ProcessClient
-from octavo.engine.executor import preload_modules
 from octavo.engine.protocol import StartReport
 from octavo.engine.quarantine import Quarantine
+from octavo.engine.spawn import SpawnedCore
 from octavo.errors import EngineDeadError, EngineRestartingError, QueueFullError, RequestFailedError, ServerError
 from octavo.logger import get_logger
 from octavo.types.outputs import EngineOutputs, FinishReason
@@ -79,7 +79,7 @@ class Supervisor:
         listener: SupervisorListener,
         *,
         start_seconds: float = 0.0,
-        make_client: Callable[[Sequence[str]], ProcessClient] = ProcessClient,
+        make_client: Callable[[SpawnedCore], ProcessClient] = ProcessClient,
     ):
         """`start_seconds`: how long the first core took to come up."""
         # Later cores get exactly the blocks of the first: what fitted once must fit again.
@@ -273,7 +273,7 @@ class Supervisor:
     def _restart(self) -> None:
         self._restart_at = None
         try:
-            self._client = client = self._make_client(preload_modules(self._config.parallel.executor))
+            self._client = client = self._make_client(SpawnedCore(self._config.parallel.executor))
         except OSError as error:  # no memory for a process, no room for its folder
             self._reason = f"its process cannot be started: {error}"
             self._schedule_restart(EngineDeadError(f"the engine core is gone, and {self._reason}"))

@@ -26,6 +26,7 @@ from octavo.config.args import EngineArgs
 from octavo.config.server_args import ServerArgs
 from octavo.engine.async_llm import AsyncLLM
 from octavo.engine.protocol import StartReport
+from octavo.engine.spawn import SpawnedCore
 from octavo.errors import ConfigError, EngineAsleepError, EngineDeadError
 from octavo.logger import get_logger
 from octavo.metrics import StatCollector, StatLine
@@ -48,11 +49,14 @@ RESERVED_FILES = 256  # besides connections: the core's sockets, libraries, logs
 INTERRUPTED_STATUS = 130  # of a start that a signal stopped
 
 
-def run_server(engine_args: EngineArgs, args: ServerArgs, started: float | None = None) -> int:
+def run_server(
+    engine_args: EngineArgs, args: ServerArgs, started: float | None = None, core: SpawnedCore | None = None
+) -> int:
     """Serve until a signal says stop; the process' exit status (0: stopped as asked, 1: the engine died).
 
-    `started` is `time.monotonic()` when the process began, for the report of the start. Raises ConfigError when the
-    address cannot be had, and whatever the start of the engine raises.
+    `started` is `time.monotonic()` when the process began, for the report of the start; `core` is the engine's process
+    where that was spawned already. Raises ConfigError when the address cannot be had, and whatever the start of the
+    engine raises.
     """
     started = time.monotonic() if started is None else started
     _check_tls(args)
@@ -61,7 +65,7 @@ def run_server(engine_args: EngineArgs, args: ServerArgs, started: float | None 
     named_formats(args)  # a wrong name must not cost a model load
     with bound_socket(args) as listener, _sigterm_interrupts():
         try:
-            engine = AsyncLLM.from_engine_args(engine_args)
+            engine = AsyncLLM.from_engine_args(engine_args, core=core)
             try:
                 return _run(engine, args, listener, started)
             finally:

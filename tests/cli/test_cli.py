@@ -105,9 +105,10 @@ def test_serve_hands_both_option_sets_to_the_server(monkeypatch):
     seen = []
     monkeypatch.setattr(launch, "run_server", lambda *args: seen.append(args) or 0)
     assert cli.main(["serve", "m", "--port", "0", "--seed", "9"]) == 0
-    engine_args, server_args, started = seen[0]
+    engine_args, server_args, started, core = seen[0]
     assert (engine_args.model, engine_args.seed, server_args.port) == ("m", 9, 0)
     assert started > 0
+    assert core.process.poll() is not None  # spawned for the server, and gone with it
 
     def fail(*args: object) -> int:
         raise ConfigError("no such address.")

@@ -18,6 +18,7 @@ import pytest
 import octavo.engine.client
 from octavo.engine.client import InProcessClient, ProcessClient
 from octavo.engine.protocol import Heartbeat
+from octavo.engine.spawn import SpawnedCore
 from octavo.errors import ConfigError, EngineDeadError, LoadError, ServerError
 from octavo.types.outputs import FinishReason
 from octavo.types.request import EngineRequest
@@ -64,7 +65,7 @@ class Listener:
 
 @contextmanager
 def started(**options):
-    client = ProcessClient([EXECUTOR.partition(":")[0]])
+    client = ProcessClient(SpawnedCore(EXECUTOR))
     try:
         client.configure(make_config(**options))
         client.wait_ready()
