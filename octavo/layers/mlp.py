@@ -37,7 +37,7 @@ class GatedMLP(nn.Module):
 
 
 class MLP(nn.Module):
-    """down(act(up(x))); `activation` names a gate of `ops.activation`."""
+    """residual + scale * down(act(up(norm(x)))); `activation` names a gate of `ops.activation`."""
 
     def __init__(self, hidden_size: int, intermediate_size: int, activation: str, bias: bool = False):
         super().__init__()
@@ -45,5 +45,11 @@ class MLP(nn.Module):
         self.down_proj = RowLinear(intermediate_size, hidden_size, bias)
         self.activation = GATES[activation]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.activation(self.up_proj(x)))
+    def forward(
+        self,
+        x: torch.Tensor,
+        norm: RMSNorm | None = None,
+        residual: torch.Tensor | None = None,
+        scale: float = 1.0,
+    ) -> torch.Tensor:
+        return self.down_proj(self.activation(self.up_proj(x, norm)), residual=residual, scale=scale)

@@ -43,7 +43,7 @@ NO_OUTPUT_BIAS = ("qwen2", "qwen2_moe", "glm", "glm4", "glm4_moe")
 
 
 class LlamaAttention(nn.Module):
-    def __init__(self, cfg: HFConfig, index: int, rope: Rope):
+    def __init__(self, cfg: HFConfig, index: int, rope: Rope | None):
         super().__init__()
         bias = bool(cfg.get("attention_bias", cfg.get("use_bias", False)))
         qkv_bias = bool(cfg.get("qkv_bias", True)) if cfg.model_type in ("qwen2", "qwen2_moe") else bias
@@ -77,11 +77,15 @@ class LlamaLayer(nn.Module):
     def __init__(self, cfg: HFConfig, index: int, rope: Rope):
         super().__init__()
         self.input_layernorm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
-        self.self_attn = self.attention_class(cfg, index, rope)
+        self.self_attn = self.make_attention(cfg, index, rope)
         self.post_attention_layernorm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
         self.mlp = self.make_mlp(cfg, index)
         self.residual_scale = float(cfg.get("residual_multiplier", 1.0))
         self.is_last = index == cfg.num_layers - 1
+
+    def make_attention(self, cfg: HFConfig, index: int, rope: Rope) -> nn.Module:
+        """What mixes tokens; hybrid models put recurrent mixers here."""
+        return self.attention_class(cfg, index, rope)
 
     def make_mlp(self, cfg: HFConfig, index: int) -> nn.Module:
         """What comes after attention; mixture-of-experts models put theirs here."""
@@ -98,7 +102,7 @@ class LlamaLayer(nn.Module):
 
 
 class LlamaModel(nn.Module):
-    def __init__(self, cfg: HFConfig, layer_class: type[LlamaLayer], ropes: Sequence[Rope]):
+    def __init__(self, cfg: HFConfig, layer_class: type[nn.Module], ropes: Sequence[Rope | None]):
         super().__init__()
         self.embed_tokens = Embedding(cfg.vocab_size, cfg.hidden_size, float(cfg.get("embedding_multiplier", 1.0)))
         self.layers = nn.ModuleList(layer_class(cfg, i, rope) for i, rope in enumerate(ropes))
@@ -113,7 +117,7 @@ class LlamaModel(nn.Module):
 
 class LlamaForCausalLM(CausalLM):
     packing = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-    layer_class: type[LlamaLayer] = LlamaLayer
+    layer_class: type[nn.Module] = LlamaLayer
 
     def __init__(self, cfg: HFConfig):
         super().__init__()
@@ -133,7 +137,7 @@ class LlamaForCausalLM(CausalLM):
         return Rope.of(cfg, max_position=cfg.get("max_model_len"))
 
     @classmethod
-    def layer_ropes(cls, cfg: HFConfig) -> list[Rope]:
+    def layer_ropes(cls, cfg: HFConfig) -> Sequence[Rope | None]:
         """The table of each layer."""
         kinds = cfg.get("layer_types") or ["full_attention"] * cfg.num_layers
         if not any(kind in (cfg.get("rope_parameters") or {}) for kind in kinds):

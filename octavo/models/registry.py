@@ -50,6 +50,20 @@ NATIVE: dict[str, tuple[str, str]] = {
     "Dots1ForCausalLM": ("glm4_moe", "Glm4MoeForCausalLM"),
     "DeepseekV2ForCausalLM": ("deepseek", "DeepseekV2ForCausalLM"),
     "DeepseekV3ForCausalLM": ("deepseek", "DeepseekV3ForCausalLM"),
+    "MambaForCausalLM": ("mamba", "MambaForCausalLM"),
+    "FalconMambaForCausalLM": ("mamba", "FalconMambaForCausalLM"),
+    "Mamba2ForCausalLM": ("mamba", "Mamba2ForCausalLM"),
+    "BambaForCausalLM": ("bamba", "BambaForCausalLM"),
+    "FalconH1ForCausalLM": ("falcon_h1", "FalconH1ForCausalLM"),
+    "GraniteMoeHybridForCausalLM": ("granite_hybrid", "GraniteHybridForCausalLM"),
+    "GraniteMoeSharedForCausalLM": ("granite_hybrid", "GraniteHybridForCausalLM"),
+    "JambaForCausalLM": ("jamba", "JambaForCausalLM"),
+    "Lfm2ForCausalLM": ("lfm2", "Lfm2ForCausalLM"),
+    "Lfm2MoeForCausalLM": ("lfm2", "Lfm2MoeForCausalLM"),
+    "NemotronHForCausalLM": ("nemotron_h", "NemotronHForCausalLM"),
+    "Qwen3NextForCausalLM": ("qwen3_next", "Qwen3NextForCausalLM"),
+    "Qwen3_5ForCausalLM": ("qwen3_next", "Qwen35ForCausalLM"),
+    "Qwen3_5MoeForCausalLM": ("qwen3_next", "Qwen35MoeForCausalLM"),
 }
 
 # Encoders, likewise. What is neither here nor above makes vectors and classes through transformers' own modules.

@@ -22,6 +22,10 @@ _TRITON_MODULES = (
     "attention.triton_mla",
     "moe.triton_route",
     "moe.triton_experts",
+    "ssm.triton_conv",
+    "ssm.triton_mamba",
+    "ssm.triton_delta",
+    "ssm.triton_norm",
     "inputs_triton",
 )
 

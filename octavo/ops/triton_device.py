@@ -38,6 +38,14 @@ def apply_gate(x, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
+def softplus(x):
+    """log(1 + exp(x)) of float32 values. Where 1 + exp(x) is rounded, the logarithm is corrected for it (Kahan)."""
+    u = tl.exp(tl.minimum(x, 20.0))
+    w = 1.0 + u
+    return tl.where(x > 20.0, x, tl.where(w == 1.0, u, tl.log(w) * (u / (w - 1.0))))
+
+
+@triton.jit
 def tanh(x):
     """Hyperbolic tangent of float32 values; exp saturates to 0 or inf at both ends, which gives -1 and 1."""
     return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)

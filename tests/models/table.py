@@ -66,6 +66,16 @@ GATED_DELTA = {
     "linear_value_head_dim": 8,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
 }
+NEMOTRON_H = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+    "ssm_state_size": 16,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "chunk_size": 16,
+    "intermediate_size": 64,
+    "moe_shared_expert_intermediate_size": 32,
+}
 
 ROWS = {
     "AfmoeForCausalLM": Row("afmoe"),
@@ -183,20 +193,7 @@ ROWS = {
     "MptForCausalLM": Row("mpt"),
     "NanoChatForCausalLM": Row("nanochat"),
     "NemotronForCausalLM": Row("nemotron"),
-    "NemotronHForCausalLM": Row(
-        "nemotron_h",
-        {
-            "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
-            "ssm_state_size": 16,
-            "mamba_num_heads": 8,
-            "mamba_head_dim": 16,
-            "n_groups": 2,
-            "chunk_size": 16,
-            "intermediate_size": 64,
-            "moe_shared_expert_intermediate_size": 32,
-        },
-        shares_prefixes=False,
-    ),
+    "NemotronHForCausalLM": Row("nemotron_h", NEMOTRON_H, shares_prefixes=False),
     "Olmo2ForCausalLM": Row("olmo2"),
     "Olmo3ForCausalLM": Row("olmo3"),
     "OlmoeForCausalLM": Row("olmoe"),
@@ -312,11 +309,8 @@ VARIANTS = {
 }
 
 # Native models whose weights may be FP8: those without experts.
-TAKES_FP8 = {
-    name
-    for name in ROWS
-    if name in NATIVE and "Moe" not in name and not name.startswith(("Mixtral", "GptOss", "Dots1", "DeepseekV"))
-}
+HAS_EXPERTS = ("Mixtral", "GptOss", "Dots1", "DeepseekV", "Jamba", "NemotronH", "Qwen3Next")
+TAKES_FP8 = {name for name in ROWS if name in NATIVE and "Moe" not in name and not name.startswith(HAS_EXPERTS)}
 
 # Fragments of errors, and what they come to.
 REASONS = {
@@ -325,6 +319,60 @@ REASONS = {
     "only causal attention is supported": "its attention is not causal",
     "keeps recurrent state in a way of its own": "recurrent state outside transformers' cache",
     "not plain attention over one key and value a head": "attention with several maps, keys or values a head",
+    "mamba, biases": Row("mamba", {"use_bias": True, "tie_word_embeddings": False, "state_size": 12}),
+    "mamba2, biases, bounded steps": Row(
+        "mamba2",
+        {
+            "num_heads": 8,
+            "head_dim": 16,
+            "state_size": 24,
+            "n_groups": 1,
+            "use_bias": True,
+            "time_step_limit": (0.4, 0.8),
+        },
+    ),
+    "falcon_h1, multipliers and a norm": Row(
+        "falcon_h1",
+        {
+            **MAMBA2,
+            "mamba_n_groups": 2,
+            "mamba_d_ssm": 128,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "mamba_proj_bias": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "projectors_bias": True,
+            "ssm_multipliers": [0.5, 0.6, 0.7, 0.8, 0.9],
+            "mlp_multipliers": [0.7, 1.2],
+            "ssm_in_multiplier": 0.8,
+            "ssm_out_multiplier": 0.9,
+            "attention_in_multiplier": 1.1,
+            "attention_out_multiplier": 0.8,
+            "key_multiplier": 0.5,
+            "embedding_multiplier": 1.5,
+            "lm_head_multiplier": 0.3,
+        },
+    ),
+    "granitemoehybrid, dense, with positions": Row(
+        "granitemoehybrid",
+        {
+            **MAMBA2,
+            "layer_types": ["mamba", "attention", "mamba"],
+            "num_local_experts": 0,
+            "position_embedding_type": "rope",
+            "residual_multiplier": 0.5,
+            "attention_multiplier": 0.3,
+        },
+    ),
+    "nemotron_h, experts in a space of their own": Row(
+        "nemotron_h",
+        {**NEMOTRON_H, "layers_block_type": ["linear_attention", "moe", "full_attention"], "moe_latent_size": 24},
+    ),
+    "qwen3_next, some layers dense": Row("qwen3_next", {**GATED_DELTA, "mlp_only_layers": [1], "attention_bias": True}),
+    "lfm2, biases": Row(
+        "lfm2", {"layer_types": ["conv", "full_attention", "conv"], "conv_bias": True, "conv_L_cache": 5}
+    ),
     "computes an attention mask of its own": "an attention mask of its own",
     "keeps keys of different sizes in different layers": "keys of different sizes in different layers",
     "has its own attention classes": "attention classes of its own",

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from octavo.distributed import get_group
-from octavo.ops.moe import experts
+from octavo.ops.moe import UNGATED, experts
 
 
 class ExpertsMethod:
@@ -98,13 +98,14 @@ class ExpertStack(nn.Module):
 
 
 class Experts(nn.Module):
-    """All experts of a block: `activation` names a gate of `ops.activation`."""
+    """All experts of a block: `activation` names a gate of `ops.activation`, or an activation without a gate."""
 
     method: ExpertsMethod
 
     def __init__(self, num_experts: int, hidden_size: int, width: int, activation: str, bias: bool = False):
         super().__init__()
-        self.gate_up_proj = ExpertStack(num_experts, hidden_size, (width, width), bias)
+        shards = (width,) if activation in UNGATED else (width, width)
+        self.gate_up_proj = ExpertStack(num_experts, hidden_size, shards, bias)
         self.down_proj = ExpertStack(num_experts, width, (hidden_size,), bias)
         self.activation = activation
 

@@ -7,10 +7,10 @@ from torch import nn
 
 from octavo.config.hf import HFConfig
 from octavo.layers.linear import Linear
-from octavo.layers.mlp import GATED_ACTIVATIONS, GatedMLP
+from octavo.layers.mlp import GATED_ACTIVATIONS, MLP, GatedMLP
 from octavo.layers.moe.experts import Experts
 from octavo.layers.norm import RMSNorm
-from octavo.ops.moe import Routing, norm_route
+from octavo.ops.moe import UNGATED, Routing, norm_route
 
 
 class Router(nn.Module):
@@ -38,7 +38,7 @@ class Router(nn.Module):
 class MoE(nn.Module):
     """residual + scale * (chosen experts + shared expert) of norm(x).
 
-    `bias` gives biases to router and experts (GPT-OSS), `choice_bias` see `Router`; `shared_width` > 0 adds a gated MLP that
+    `bias` gives biases to router and experts (GPT-OSS), `choice_bias` see `Router`; `shared_width` > 0 adds an MLP that
     every token passes; `gate_shared` weighs it by a sigmoid of its own (Qwen2-MoE).
     """
 
@@ -58,7 +58,8 @@ class MoE(nn.Module):
         super().__init__()
         self.gate = Router(hidden_size, num_experts, routing, bias, choice_bias)
         self.experts = Experts(num_experts, hidden_size, width, GATED_ACTIVATIONS.get(activation, activation), bias)
-        self.shared_experts = GatedMLP(hidden_size, shared_width, activation) if shared_width else None
+        shared_class = MLP if activation in UNGATED else GatedMLP
+        self.shared_experts = shared_class(hidden_size, shared_width, activation) if shared_width else None
         self.shared_expert_gate = Linear(hidden_size, 1) if gate_shared else None
 
     @classmethod

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from octavo.context import StepContext, get_step_context
+from octavo.ops.ssm.requests import Requests
 
 # (inputs [requests, tokens each, hidden], their states) → (outputs of the inputs' shape, their states after).
 Recurrence = Callable[[torch.Tensor, list[torch.Tensor]], tuple[torch.Tensor, list[torch.Tensor]]]
@@ -82,3 +83,12 @@ class RowState(nn.Module):
 def row_states(model: nn.Module) -> list[RowState]:
     """The states of a model's recurrent layers."""
     return [module for module in model.modules() if isinstance(module, RowState)]
+
+
+def step_requests() -> Requests:
+    """The running step as the recurrent operators take it."""
+    context = get_step_context()
+    assert context.rows is not None, "recurrent layers need to know the rows of a step's requests"
+    return Requests(
+        context.rows, context.query_start_loc, context.seq_lens, context.max_query_len, context.query_start_loc_cpu
+    )

@@ -12,15 +12,18 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from octavo.ops.activation import gated_activation
+from octavo.ops.activation import GATES, gated_activation
 from octavo.ops.norm import rms_norm
 from octavo.ops.registry import op
 
 CLAMPED_SWIGLU = "clamped_swiglu"
+UNGATED = ("relu2",)  # activations of experts without a gate: `gate_up` then holds [experts, width, hidden]
 
 
 def gate_and_up(x: torch.Tensor, activation: str) -> torch.Tensor:
     """`ops.gated_activation`, and GPT-OSS's gate: both halves clamped to 7, gate * sigmoid(1.702 * gate) * (up + 1)."""
+    if activation in UNGATED:
+        return GATES[activation](x)
     if activation != CLAMPED_SWIGLU:
         return gated_activation(x, activation)
     gate, up = x.chunk(2, dim=-1)
@@ -180,12 +183,14 @@ def _experts_inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
         (3, 64, 96, 4, 3, "gelu_tanh", True),
         (50, 96, 64, 6, 2, "silu", False),
         (5, 64, 64, 6, 2, CLAMPED_SWIGLU, True),
+        (7, 64, 64, 6, 2, UNGATED[0], False),
     ):
         chosen = torch.rand(tokens, num_experts, generator=rng).topk(top_k, -1)[1].int().to(device)
         weights = torch.rand(tokens, top_k, generator=rng).to(device)
-        gate_up = make(num_experts, 2 * width, hidden, std=hidden**-0.5)
+        height = width if activation in UNGATED else 2 * width
+        gate_up = make(num_experts, height, hidden, std=hidden**-0.5)
         down = make(num_experts, hidden, width, std=width**-0.5)
-        biases = (make(num_experts, 2 * width), make(num_experts, hidden)) if biased else (None, None)
+        biases = (make(num_experts, height), make(num_experts, hidden)) if biased else (None, None)
         x = make(tokens, hidden)
         yield x, weights, chosen, gate_up, down, activation, None, 1.0, *biases
         yield x, weights, chosen, gate_up, down, activation, make(tokens, hidden), 0.5, *biases
