@@ -19,9 +19,13 @@ class Activity:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def __enter__(self) -> None:
+    def check_open(self) -> None:
+        """Raise ShuttingDownError when no new work is taken."""
         if self.draining:
             raise ShuttingDownError("the server is shutting down and takes no new requests.")
+
+    def __enter__(self) -> None:
+        self.check_open()
         self.num_active += 1
         self._idle.clear()
 

@@ -131,7 +131,8 @@ async def test_drain_lets_running_requests_end():
         refused = await client.post(CHAT, json=chat_body())
         assert error_of(refused, 503)["code"] == "shutting_down"
         assert refused.headers["retry-after"] and refused.headers["connection"] == "close"
-        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/health")).status_code == (await client.get("/health/live")).status_code == 200
+        assert error_of(await client.get("/health/ready"), 503)["code"] == "shutting_down"
         engine.release.set()
         await draining
         assert (await running).json()["choices"][0]["message"]["content"] == "Hello there"

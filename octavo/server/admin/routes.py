@@ -12,9 +12,15 @@ from octavo.server.openai.responses import LoadResponse, VersionResponse
 
 
 async def health(request: Request) -> Response:
-    """GET /health and /health/ready: 200 while the engine computes; 503 with the reason while it is restarted or sleeps."""
+    """GET /health: 200 while the engine computes; 503 with the reason while it is restarted or sleeps."""
     await _server(request).engine.check_health()
     return Response()
+
+
+async def health_ready(request: Request) -> Response:
+    """GET /health/ready: the same, and 503 while the server shuts down: whether to send it requests."""
+    _server(request).activity.check_open()
+    return await health(request)
 
 
 async def health_live(request: Request) -> Response:
@@ -45,7 +51,7 @@ def routes(with_load: bool) -> list[Route]:
     """The routes to mount; `/load` only when load tracking is on."""
     found = [
         Route("/health", health, methods=["GET"]),
-        Route("/health/ready", health, methods=["GET"]),
+        Route("/health/ready", health_ready, methods=["GET"]),
         Route("/health/live", health_live, methods=["GET"]),
         Route("/ping", health, methods=["GET", "POST"]),
         Route("/version", version, methods=["GET"]),
