@@ -1,4 +1,4 @@
-"""GLM-4-MoE and dots.llm1: Llama's attention, with head norms in some checkpoints, and DeepSeek-V3's experts."""
+"""GLM-4-MoE, Solar Open and dots.llm1: Llama's attention, with head norms in some checkpoints, and DeepSeek-V3's experts."""
 
 from octavo.config.hf import HFConfig
 from octavo.layers.moe.experts import STACKED_RENAMES, expert_packing
@@ -11,7 +11,7 @@ from octavo.models.qwen3 import Qwen3Attention
 class Glm4MoeAttention(Qwen3Attention):
     def __init__(self, cfg: HFConfig, index: int, rope: Rope):
         super().__init__(cfg, index, rope)
-        if cfg.model_type == "glm4_moe" and not cfg.get("use_qk_norm", False):
+        if not cfg.get("use_qk_norm", cfg.model_type == "dots1"):
             self.q_norm = self.k_norm = None
 
 

@@ -7,6 +7,7 @@ The model to read first. The flags, with who sets them:
     no_rope_layers               SmolLM3: layers without positions
     sliding_window, layer_types  Mistral (all layers), Qwen2 (some)
     attn_logit_softcapping, final_logit_softcapping                                    Gemma 2
+    rope_parameters.llama_4_scaling_beta    Ministral 3: queries grow with the logarithm of their position
     embedding_multiplier, residual_multiplier, attention_multiplier, logits_scaling    Granite
 """
 
@@ -52,6 +53,8 @@ class LlamaAttention(nn.Module):
         self.o_proj = RowLinear(cfg.num_heads * cfg.head_dim, cfg.hidden_size, bias=output_bias)
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
+        self.query_growth = float(cfg.rope_parameters.get("llama_4_scaling_beta") or 0.0)
+        self.growth_period = int(cfg.rope_parameters.get("original_max_position_embeddings") or 1)
         has_rope = (cfg.get("no_rope_layers") or [1] * cfg.num_layers)[index]  # 1: this layer rotates
         self.rope = rope if has_rope else None
         self.attn = PagedAttention(
@@ -64,9 +67,17 @@ class LlamaAttention(nn.Module):
         )
 
     def forward(self, positions, hidden_states, norm, residual, scale):
-        qkv = self.qkv_proj(hidden_states, norm)
+        qkv = self.adjust(positions, self.qkv_proj(hidden_states, norm))
         attended = self.attn(qkv, positions, self.rope, self.q_norm, self.k_norm)
         return self.o_proj(attended, residual=residual, scale=scale)
+
+    def adjust(self, positions: torch.Tensor, qkv: torch.Tensor) -> torch.Tensor:
+        """What happens to queries, keys and values before the norms of heads and the rotation."""
+        if not self.query_growth:
+            return qkv
+        factor = 1 + self.query_growth * torch.log1p(positions // self.growth_period)
+        q_width = self.qkv_proj.out_sizes[0]
+        return torch.cat((qkv[:, :q_width] * factor[:, None].to(qkv.dtype), qkv[:, q_width:]), -1)
 
 
 class LlamaLayer(nn.Module):

@@ -301,6 +301,22 @@ VARIANTS = {
     ),
     "falcon, grouped": Row("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
     "falcon, in sequence": Row("falcon", {"multi_query": False, "parallel_attn": False, "num_kv_heads": 4}),
+    "olmo2, few keys": Row("olmo2", {"num_attention_heads": 8, "head_dim": 8, "attention_bias": True}),
+    "olmo3, yarn in full layers": Row(
+        "olmo3",
+        {
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {"full_attention": YARN, "sliding_attention": {**ROPE, "rope_type": "default"}},
+        },
+    ),
+    "olmoe": Row("olmoe", {"clip_qkv": 0.5, "norm_topk_prob": True, "num_key_value_heads": 4}),
+    "minimax_m2": Row("minimax_m2", {"rotary_dim": 8, "head_dim": 16}),
+    "exaone4": Row("exaone4", {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
+    "glm4_moe_lite": Row("glm4_moe_lite", {**LATENT, "mlp_layer_types": ["dense", "sparse", "sparse"]}),
+    "ministral3": Row(
+        "ministral3",
+        {"rope_parameters": {**YARN, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.5}},
+    ),
     "gpt_bigcode, own keys a head": Row("gpt_bigcode", {"multi_query": False}),
     "gpt_neox, in sequence": Row("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
     "cohere, head norms": Row("cohere", {"use_qk_norm": True, "attention_bias": True, "logit_scale": 0.3}),
@@ -309,7 +325,7 @@ VARIANTS = {
 }
 
 # Native models whose weights may be FP8: those without experts.
-HAS_EXPERTS = ("Mixtral", "GptOss", "Dots1", "DeepseekV", "Jamba", "NemotronH", "Qwen3Next")
+HAS_EXPERTS = ("Mixtral", "GptOss", "Dots1", "DeepseekV", "Jamba", "MiniMax", "NemotronH", "Olmoe", "Qwen3Next", "SolarOpen")
 TAKES_FP8 = {name for name in ROWS if name in NATIVE and "Moe" not in name and not name.startswith(HAS_EXPERTS)}
 
 # Fragments of errors, and what they come to.
