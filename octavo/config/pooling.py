@@ -65,6 +65,9 @@ _KINDS: dict[str, Any] = {
     "logit_sigma": _NUMBER,
 }
 
+# Decoders trained to look both ways and for embeddings of several sizes, whose configurations do not say the sizes.
+MATRYOSHKA = {"gemma3_text": [128, 256, 512, 768]}  # EmbeddingGemma
+
 # Learned positions that count from pad_token_id + 1 leave fewer than max_position_embeddings.
 POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer", "ibert")
 
@@ -99,6 +102,7 @@ def resolve_pooling(
     is_bidirectional = bool(hf.get("use_bidirectional_attention")) or hf.get("is_causal") is False
     is_encoder = impl == "transformers" or architecture in encoders or is_bidirectional
     is_classifier = tasks[0].endswith("classify")
+    sizes = hf.get("matryoshka_dimensions") or (MATRYOSHKA.get(hf.model_type, []) if is_bidirectional else [])
     labels = _labels(hf) if is_classifier else []
     if label_token_ids and "classify" in tasks:
         labels = labels[:1] if len(label_token_ids) <= 2 else [str(i) for i in range(len(label_token_ids))]
@@ -113,8 +117,8 @@ def resolve_pooling(
         labels=labels,
         dense=[] if files is None or is_classifier else files.dense,
         label_token_ids=list(label_token_ids),
-        is_matryoshka=bool(hf.get("is_matryoshka") or hf.get("matryoshka_dimensions")),
-        matryoshka_dimensions=hf.get("matryoshka_dimensions") or [],
+        is_matryoshka=bool(hf.get("is_matryoshka") or sizes),
+        matryoshka_dimensions=sizes,
         prompts={} if files is None else files.prompts,
         default_prompt=None if files is None else files.default_prompt,
     )

@@ -2,36 +2,18 @@
 
 import base64
 import json
-from contextlib import asynccontextmanager
 
-import httpx
 import numpy as np
 import openai
 import pytest
 import torch
 import transformers
 
-from octavo.config.args import EngineArgs
-from octavo.config.server_args import ServerArgs
-from octavo.engine.async_llm import AsyncLLM
-from octavo.server.app import build_app
 from octavo.server.batch import BatchRunner
 from tests.pooling.checkpoints import TEXTS, write_encoder, write_tokenizer
+from tests.pooling.serving import served
 
 EMBEDDINGS = "/v1/embeddings"
-
-
-@asynccontextmanager
-async def served(folder, **options):
-    """(client, application) of a server for the model in `folder`."""
-    engine = AsyncLLM.from_engine_args(EngineArgs(model=str(folder), served_model_name="tiny", **options))
-    try:
-        app = build_app(engine, ServerArgs())
-        transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=30) as client:
-            yield client, app
-    finally:
-        engine.shutdown()
 
 
 @pytest.fixture(scope="module")
