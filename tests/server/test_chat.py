@@ -233,6 +233,8 @@ async def test_template_variables_and_roles():
     )
     engine = FakeEngine(texts=make_tokenizer(template))
     async with client_of(engine, default_chat_template_kwargs={"mood": "calm"}, response_role="bot") as client:
+        error = error_of(await client.post(PATH, json=chat_body(reasoning_effort="bogus")), 400)
+        assert error["param"] == "reasoning_effort" and "minimal" in error["message"]
         body = chat_body(reasoning_effort="low", documents=[{"text": "D"}])
         answer = (await client.post(PATH, json=body)).json()
         await client.post(PATH, json={**body, "chat_template_kwargs": {"mood": "wild"}})

@@ -86,6 +86,18 @@ async def test_calls(text: str, content: str | None, calls: list[tuple[str, str]
     assert len({call[0] for call in streamed}) == len(calls)
 
 
+@pytest.mark.parametrize("parameters", [None, {}, {"type": "object"}, {"type": "object", "properties": {}}])
+@pytest.mark.parametrize("arguments", ["", ', "arguments": {}', ', "arguments": null', ', "arguments": ""'])
+async def test_a_tool_without_parameters(parameters: dict | None, arguments: str) -> None:
+    """FC-074: its arguments are `{}`, whole and streamed, with or without the key."""
+    tool = {"type": "function", "function": {"name": "ping", "parameters": parameters}}
+    whole, chunks = await whole_and_streamed(f'<tool_call>{{"name": "ping"{arguments}}}</tool_call>', tools=[tool])
+    (call,) = whole["message"]["tool_calls"]
+    assert call["function"] == {"name": "ping", "arguments": "{}"}
+    content, ((_, name, streamed),), finish = fold(chunks)
+    assert (content, name, streamed, finish) == (None, "ping", "{}", "tool_calls")
+
+
 async def test_official_client() -> None:
     """FC-078, FC-083: the client's own types and accumulator, with strict validation of what it gets."""
     app = make_app(engine_saying(f"Well.\n{CALL}{PING_CALL}"), tool_call_parser="hermes")

@@ -175,6 +175,16 @@ def test_strict_calls(client: httpx.Client, seed: int) -> None:
     assert set(json.loads(arguments)) == {"city", "days"}
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "ping"}}, "auto"])
+def test_a_tool_without_parameters(client: httpx.Client, choice: object) -> None:
+    """FC-074: `{}` however the call comes about."""
+    say = '</think><tool_call>{"name": "ping"}</tool_call>' if choice == "auto" else "</think>"
+    fields = {"tools": TOOLS[1:], "tool_choice": choice, "parallel_tool_calls": False, "max_tokens": 60}
+    answer, _ = ask(client, say, ends=choice == "auto", stops_early=True, **fields)
+    ((name, arguments),) = simplified(answer)[2]
+    assert name == "ping" and json.loads(arguments) == {}
+
+
 def test_one_tool_is_required(client: httpx.Client) -> None:
     """FC-070, behind reasoning: the grammar begins where the section ends."""
     named = {"type": "function", "function": {"name": "get_weather"}}

@@ -16,6 +16,7 @@ from octavo.server.constraints import read_constraint
 from octavo.server.tools import read_tool_use
 from octavo.types.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
+REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 MAX_PROMPTS = 1024
 MAX_MESSAGES = 4096
 REQUEST_ID = re.compile(r"[\w.:@/+=-]{1,128}", re.ASCII)
@@ -318,6 +319,11 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
         if self.top_logprobs is not None and not self.logprobs:
             raise ClientError("top_logprobs needs logprobs: true.", param="top_logprobs")
         check_turn(self.add_generation_prompt, self.continue_final_message)
+        if self.reasoning_effort not in (None, *REASONING_EFFORTS):
+            raise ClientError(
+                f"reasoning_effort={self.reasoning_effort!r:.140} is not known; use one of {', '.join(REASONING_EFFORTS)}.",
+                param="reasoning_effort",
+            )
         for name in ("max_completion_tokens", "max_tokens"):
             if getattr(self, name) == 0:
                 raise ClientError(f"{name}=0 is not allowed; {name} must be at least 1.", param=name)
