@@ -252,16 +252,20 @@ static float find_gain(const PackArgs& args, const Team& team) {
 static void pack_quants(const PackedWeight& w, const uint8_t* quants, uint8_t* words) {
     constexpr int WORD = 4 * LANES;
     const int half = w.group / 2;
+    uint8_t bytes[32 + 4] = {};
+    int count = w.group;
     if (w.kind == KIND_S8) {
-        for (int i = 0; i < w.group; i++) words[i / 4 * WORD + i % 4] = uint8_t(quants[i] + SIGNED_OFFSET);
-        return;
+        for (int i = 0; i < count; i++) bytes[i] = uint8_t(quants[i] + SIGNED_OFFSET);
+    } else {
+        count = half;
+        for (int i = 0; i < half; i++) bytes[i] = uint8_t((quants[i] & 15) | (quants[i + half] << 4));
+        if (w.kind != KIND_U4) {
+            const int bits = w.kind == KIND_U5 ? 1 : 2;
+            for (int i = 0; i < w.group; i++) bytes[half + i % 4] |= uint8_t((quants[i] >> 4) << (i / 4 * bits));
+            count += 4;
+        }
     }
-    for (int i = 0; i < half; i++) words[i / 4 * WORD + i % 4] = uint8_t((quants[i] & 15) | (quants[i + half] << 4));
-    if (w.kind == KIND_U4) return;
-    const int bits = w.kind == KIND_U5 ? 1 : 2;
-    uint8_t* plane = words + half / 4 * WORD;
-    for (int b = 0; b < 4; b++) plane[b] = 0;
-    for (int i = 0; i < w.group; i++) plane[i % 4] |= uint8_t((quants[i] >> 4) << (i / 4 * bits));
+    for (int i = 0; i < count; i += 4) std::memcpy(words + i / 4 * WORD, bytes + i, 4);
 }
 
 static void pack_tiles(const void* raw, const Team& team) {

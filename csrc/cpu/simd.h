@@ -50,6 +50,7 @@ constexpr const char* INSTRUCTION_SET = "portable";
 
 typedef float F32 __attribute__((vector_size(LANES * 4)));
 typedef int32_t I32 __attribute__((vector_size(LANES * 4)));
+typedef uint64_t U64 __attribute__((vector_size(LANES * 4)));
 typedef int16_t I16 __attribute__((vector_size(LANES * 4)));
 typedef int8_t I8 __attribute__((vector_size(LANES * 4)));
 typedef uint8_t U8 __attribute__((vector_size(LANES * 4)));
@@ -256,6 +257,30 @@ inline float max_lanes(F32 v) {
     float largest = v[0];
     for (int i = 1; i < LANES; i++) largest = v[i] > largest ? v[i] : largest;
     return largest;
+#endif
+}
+
+// Whether a comparison holds in some lane.
+inline bool any_lane(I32 mask) {
+#if defined(OCTAVO_AVX512)
+    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#elif defined(OCTAVO_AVX2)
+    return _mm256_movemask_epi8((__m256i)mask) != 0;
+#else
+    int32_t any = 0;
+    for (int i = 0; i < LANES; i++) any |= mask[i];
+    return any != 0;
+#endif
+}
+
+// The lower 32 bits of every lane times b, all 64 bits of it.
+inline U64 multiply_low(U64 a, uint32_t b) {
+#if defined(OCTAVO_AVX512)
+    return (U64)_mm512_mul_epu32((__m512i)a, _mm512_set1_epi64(b));
+#elif defined(OCTAVO_AVX2)
+    return (U64)_mm256_mul_epu32((__m256i)a, _mm256_set1_epi64x(b));
+#else
+    return (a & 0xffffffffu) * uint64_t(b);
 #endif
 }
 

@@ -66,7 +66,7 @@ def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) 
     return _gumbel(torch.stack(words, dim=-1)).flatten(1)[:, :vocab_size]
 
 
-def _gumbel_noise_cpu(
+def _gumbel_noise_numpy(
     seed: np.ndarray, position: np.ndarray, vocab_size: int, token_ids: np.ndarray | None = None
 ) -> torch.Tensor:
     """Noise of one row, of the tokens token_ids [n] int64 or of all; seed [1] and position [1] int64.
@@ -143,8 +143,8 @@ def sample(
     return token_ids.masked_fill(is_bad, 0).int(), is_bad
 
 
-@sample.register("cpu", accepts=lambda logits, *args, **kwargs: logits.device.type == "cpu")
-def _sample_cpu(
+@sample.register("numpy", accepts=lambda logits, *args, **kwargs: logits.device.type == "cpu")
+def _sample_numpy(
     logits: torch.Tensor,
     rows: torch.Tensor,
     positions: torch.Tensor,
@@ -171,16 +171,16 @@ def _sample_cpu(
         x = logits[i].float() * inverse_temp[i]
         if any_filter and (k[i] > 0 or p[i] < 1.0 or m[i] > 0.0):
             x_np = x.numpy()
-            kept = np.flatnonzero(x_np >= _survivor_threshold_cpu(x_np, k[i], p[i], m[i]))
-            noise = _gumbel_noise_cpu(seed[i : i + 1], position[i : i + 1], len(x_np), kept)
+            kept = np.flatnonzero(x_np >= _survivor_threshold_numpy(x_np, k[i], p[i], m[i]))
+            noise = _gumbel_noise_numpy(seed[i : i + 1], position[i : i + 1], len(x_np), kept)
             token_ids[i] = int(kept[(torch.from_numpy(x_np[kept]) + noise).argmax()])
         else:
-            noise = _gumbel_noise_cpu(seed[i : i + 1], position[i : i + 1], x.shape[0])
+            noise = _gumbel_noise_numpy(seed[i : i + 1], position[i : i + 1], x.shape[0])
             token_ids[i] = (x + noise).argmax()
     return token_ids.int(), is_bad
 
 
-def _survivor_threshold_cpu(x: np.ndarray, top_k: int, top_p: float, min_p: float) -> np.float32:
+def _survivor_threshold_numpy(x: np.ndarray, top_k: int, top_p: float, min_p: float) -> np.float32:
     """`survivor_threshold` of one row x [vocab]; in NumPy, whose sort and partition are ten times torch's."""
     largest = x.max()
     floor = largest + np.log(np.float32(min_p)) if min_p > 0 else np.float32(-np.inf)

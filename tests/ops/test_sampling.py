@@ -8,7 +8,11 @@ import torch
 
 from octavo.ops.sampling import gumbel_noise, philox4x32, sample, survivor_threshold
 
-PROVIDERS = [pytest.param(sample.reference, id="torch"), pytest.param(sample, id="cpu")]
+PROVIDERS = [
+    pytest.param(sample.reference, id="torch"),
+    pytest.param(next(p.fn for p in sample.providers if p.name == "numpy"), id="numpy"),
+    pytest.param(sample, id="cpu"),
+]
 
 
 def words(text: str) -> tuple[torch.Tensor, ...]:
@@ -64,7 +68,7 @@ def test_noise_is_gumbel():
 @pytest.mark.parametrize("fn", PROVIDERS)
 def test_draws_follow_the_softmax(fn):
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -2.0])
-    num = 20_000 if fn is sample.reference else 800  # the CPU provider goes row by row
+    num = 20_000 if fn is sample.reference else 800  # the CPU's providers go row by row
     ids = draw(logits.repeat(num, 1), fn=fn, temperature=0.8)
     expected = (logits / 0.8).softmax(0)
     share = torch.bincount(ids.long(), minlength=5) / len(ids)

@@ -28,6 +28,7 @@ KERNELS = (
     "attention",
     "gather_decode",
     "argmax",
+    "sample",
     "store_sampled",
 )
 

@@ -1,4 +1,4 @@
-"""The C++ kernels at both ends of a decode step: inputs gathered from the rows, the likeliest token chosen and stored."""
+"""The C++ kernels at both ends of a decode step: inputs gathered from the rows, a token chosen and stored."""
 
 import ctypes
 
@@ -6,7 +6,7 @@ import torch
 
 from octavo.ops.cpu.attention import _reads
 from octavo.ops.cpu.runtime import call, count, empty, is_available, most, runtime
-from octavo.ops.cpu.structs import BEST_BYTES, MAX_GROUPS, ArgmaxArgs, GatherArgs, StoreArgs
+from octavo.ops.cpu.structs import BEST_BYTES, MAX_GROUPS, ArgmaxArgs, GatherArgs, SampleArgs, StoreArgs
 from octavo.ops.inputs import prepare_inputs, store_sampled
 from octavo.ops.sampling import sample
 
@@ -64,28 +64,49 @@ def _gather_decode_cpu(
     call("gather_decode", args, *kept)
 
 
-def _accepts_argmax(
+def _accepts_sample(
     logits, rows, positions, temperature, top_k, top_p, min_p, seeds, all_greedy=False, any_filter=True
 ) -> bool:
-    return all_greedy and logits.dtype == torch.float32 and not logits.is_cuda and logits.stride(-1) == 1
+    return (
+        logits.dtype == torch.float32
+        and not logits.is_cuda
+        and logits.stride(-1) == 1
+        and all(_reads(t, torch.int32) for t in (rows, positions, top_k))
+        and all(map(_reads, (temperature, top_p, min_p)))
+        and _reads(seeds, torch.int64)
+    )
 
 
-@sample.register("cpu_greedy", supported=is_available, accepts=_accepts_argmax)
-def _argmax_cpu(logits, rows, positions, temperature, top_k, top_p, min_p, seeds, all_greedy=False, any_filter=True):
+@sample.register("cpu", supported=is_available, accepts=_accepts_sample)
+def _sample_cpu(logits, rows, positions, temperature, top_k, top_p, min_p, seeds, all_greedy=False, any_filter=True):
     num, vocab_size = logits.shape
     run, num_rows = runtime(), count(num)
     token_ids, is_bad = empty((num,), torch.int32), empty((num,), torch.bool)
-    workspace = run.workspace(most(num) * run.num_threads * BEST_BYTES)
-    args = ArgmaxArgs(
+    if all_greedy:  # each row by all threads
+        workspace = run.workspace(most(num) * run.num_threads * BEST_BYTES)
+        args = ArgmaxArgs(
+            logits.data_ptr(),
+            logits.stride(0),
+            ctypes.addressof(num_rows),
+            vocab_size,
+            token_ids.data_ptr(),
+            is_bad.data_ptr(),
+            workspace.data_ptr(),
+        )
+        call("argmax", args, num_rows, workspace)
+        return token_ids, is_bad
+    workspace = run.workspace(run.num_threads * vocab_size * 4)
+    args = SampleArgs(
         logits.data_ptr(),
         logits.stride(0),
         ctypes.addressof(num_rows),
         vocab_size,
-        token_ids.data_ptr(),
-        is_bad.data_ptr(),
-        workspace.data_ptr(),
+        *(
+            t.data_ptr()
+            for t in (rows, positions, temperature, top_p, min_p, top_k, seeds, token_ids, is_bad, workspace)
+        ),
     )
-    call("argmax", args, num_rows, workspace)
+    call("sample", args, num_rows, rows, positions, temperature, top_p, min_p, top_k, seeds, workspace)
     return token_ids, is_bad
 
 

@@ -181,6 +181,27 @@ class ArgmaxArgs(ctypes.Structure):
     ]
 
 
+class SampleArgs(ctypes.Structure):
+    """sample.cpp: SampleArgs"""
+
+    _fields_ = [
+        ("logits", c_void_p),
+        ("stride", c_int64),
+        ("rows", Count),
+        ("vocab", c_int64),
+        ("row_ids", c_void_p),
+        ("positions", c_void_p),
+        ("temperature", c_void_p),
+        ("top_p", c_void_p),
+        ("min_p", c_void_p),
+        ("top_k", c_void_p),
+        ("seeds", c_void_p),
+        ("token_ids", c_void_p),
+        ("is_bad", c_void_p),
+        ("workspace", c_void_p),
+    ]
+
+
 class StoreArgs(ctypes.Structure):
     """step.cpp: StoreArgs"""
 
