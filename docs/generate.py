@@ -275,8 +275,8 @@ def models() -> str:
         "",
         "An architecture is **native** where Octavo has a model file of its own: fused projections, CUDA graphs by design,",
         "quantised weights. **transformers** means transformers' own modules with Octavo's attention over paged caches, linear",
-        "layers and norms. Recurrent layers (Mamba, gated delta rule, short convolutions) keep a state in each request's row;",
-        "their prefixes are not shared, and chunks of Mamba-1 models after the first are computed token by token. FP8 weights",
+        "layers and norms. Recurrent layers (Mamba, gated delta rule, short convolutions, lightning attention) keep a state in",
+        "float32 in each request's row; prefixes of models with such layers are not shared. FP8 weights",
         "are for native models without experts. Adapters (LoRA) and several devices are not there yet, for any model.",
         "",
         "| architecture | `model_type` | runs as | prefix cache | FP8 weights |",
@@ -296,10 +296,10 @@ def readme() -> str:
     """README.md, with its rows of language models made anew."""
     native = sum(name in NATIVE for name in ROWS)
     rows = [
-        f"{_LANGUAGE_MODELS}: {native} architectures of Llama, Qwen, Mistral, Gemma, Phi, GLM, Granite, GPT-OSS, DeepSeek and"
-        " others, mixtures of experts and latent attention included ([all](docs/models.md)) | own model code |",
-        f"{_LANGUAGE_MODELS}: {len(ROWS) - native} more, recurrent and hybrid ones included ([all](docs/models.md)) |"
-        " transformers' modules with our paged attention, states, linear layers and norms |",
+        f"{_LANGUAGE_MODELS}: {native} architectures of Llama, Qwen, Mistral, Gemma, Phi, GLM, Granite, GPT-OSS, DeepSeek,"
+        " Mamba and others, mixtures of experts, latent attention and recurrent layers included ([all](docs/models.md)) | own model code |",
+        f"{_LANGUAGE_MODELS}: {len(ROWS) - native} more ([all](docs/models.md)) | transformers' modules with our paged"
+        " attention, states, linear layers and norms |",
     ]
     lines = (FOLDER.parent / "README.md").read_text().splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith(_LANGUAGE_MODELS))

@@ -52,6 +52,7 @@ def invariant_providers(
         (model_impl == "transformers", f"{text.architecture} is run by transformers' modules, which promise nothing"),
         (text.num_experts > 0, "experts are computed for all their tokens at once"),
         (text.get("kv_lora_rank"), "latent attention has no such operators yet"),
+        (_is_recurrent(text), "recurrent layers compute in chunks, which follow how prompts are cut"),
         (compiles_blocks, "compiled blocks choose their own kernels; leave compile out"),
     ):
         if refused:
@@ -59,3 +60,9 @@ def invariant_providers(
     chosen = _GPU if platform.supports_graphs else _CPU
     notes.append("batch_invariant: " + ", ".join(f"{name}={provider}" for name, provider in chosen.items()))
     return dict(chosen)
+
+
+def _is_recurrent(text: HFConfig) -> bool:
+    """Whether some layers are recurrent, by what configurations say of them."""
+    sizes = ("state_size", "ssm_state_size", "mamba_d_state", "conv_L_cache", "linear_conv_kernel_dim")
+    return any(text.get(size) for size in sizes) or "linear_attention" in text.get("layer_types", ())

@@ -110,7 +110,8 @@ class RequestwiseForward:
         self._layer, self._state, self._cache = layer, state, cache
         self._place: Any = cache.layers[layer.layer_idx]
         has_recurrence = any(kind == RECURRENT for kind, _ in layer.states)
-        self._by_token = has_recurrence and not self._goes_on_by_chunks(module, hidden_size)
+        if has_recurrence and not self._goes_on_by_chunks(module, hidden_size):
+            raise ConfigError(f"{type(module).__name__} begins every chunk from nothing, so prompts cannot be cut.")
 
     def __call__(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         def recurrence(inputs: torch.Tensor, states: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -118,7 +119,7 @@ class RequestwiseForward:
             out = self._original(inputs, *args, **kwargs)
             return out, [getattr(self._place, kind)[number] for kind, number in self._layer.states]
 
-        return self._state.run(recurrence, hidden_states[0], self._by_token)[None]
+        return self._state.run(recurrence, hidden_states[0])[None]
 
     def _set(self, states: Sequence[torch.Tensor]) -> None:
         for (kind, number), tensor in zip(self._layer.states, states, strict=True):

@@ -218,6 +218,7 @@ def test_batch_invariant():
         ("LlamaForCausalLM is run by transformers' modules", {"model_impl": "transformers"}),
         ("experts are computed for all their tokens at once", {"hf": {"num_experts": 8}}),
         ("latent attention has no such operators yet", {"hf": {"kv_lora_rank": 512}}),
+        ("recurrent layers compute in chunks", {"hf": {"mamba_d_state": 128}}),
         ("compiled blocks choose their own kernels", {"compile": True}),
     ):
         refused(f"batch_invariant is not supported here: {message}", platform=gpu, batch_invariant=True, **options)

@@ -1,6 +1,5 @@
 """States by row: chunks and batches give what one pass gives, and a new request never sees the last one's state."""
 
-import pytest
 import torch
 
 from octavo.context import StepContext, set_step_context
@@ -19,11 +18,6 @@ def decayed_sum(inputs: torch.Tensor, states: list[torch.Tensor]) -> tuple[torch
     return torch.stack(outs, 1), [state]
 
 
-def forgetful(inputs: torch.Tensor, states: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The same, but more than one token at once begins from nothing."""
-    return decayed_sum(inputs, states if inputs.shape[1] == 1 else [torch.zeros_like(states[0])])
-
-
 def make_state() -> RowState:
     state = RowState([((4,), torch.float32)])
     state.allocate(NUM_ROWS, torch.device("cpu"))
@@ -31,7 +25,7 @@ def make_state() -> RowState:
     return state
 
 
-def step(state: RowState, recurrence, by_token: bool, *requests: tuple[int, int, torch.Tensor]) -> list[torch.Tensor]:
+def step(state: RowState, *requests: tuple[int, int, torch.Tensor]) -> list[torch.Tensor]:
     """Run (row, tokens before, new tokens) of some requests in one step."""
     lens = [len(new) for _, _, new in requests]
     starts = [0]
@@ -51,19 +45,18 @@ def step(state: RowState, recurrence, by_token: bool, *requests: tuple[int, int,
         rows=torch.tensor([row for row, _, _ in requests], dtype=torch.int32),
     )
     with set_step_context(context):
-        out = state.run(recurrence, torch.cat([new for _, _, new in requests]), by_token)
+        out = state.run(decayed_sum, torch.cat([new for _, _, new in requests]))
     return list(out.split(lens))
 
 
-@pytest.mark.parametrize(("recurrence", "by_token"), [(decayed_sum, False), (forgetful, True)])
-def test_chunks_and_batches_give_what_one_pass_gives(recurrence, by_token):
+def test_chunks_and_batches_give_what_one_pass_gives():
     rng = torch.Generator().manual_seed(0)
     a, b = (torch.randn(9, 4, generator=rng) for _ in range(2))
     want_a, want_b = (decayed_sum(x[None], [torch.zeros(1, 4)])[0][0] for x in (a, b))
     state = make_state()
     got_a, got_b = [], []
     for first, last in ((0, 3), (3, 4), (4, 5), (5, 9)):
-        out = step(state, recurrence, by_token, (2, first, a[first:last]), (0, first, b[first:last]))
+        out = step(state, (2, first, a[first:last]), (0, first, b[first:last]))
         got_a.append(out[0])
         got_b.append(out[1])
     torch.testing.assert_close(torch.cat(got_a), want_a)
@@ -73,6 +66,6 @@ def test_chunks_and_batches_give_what_one_pass_gives(recurrence, by_token):
 def test_a_row_begins_anew_with_a_new_request():
     state = make_state()
     for _ in range(2):
-        (out,) = step(state, decayed_sum, False, (1, 0, torch.ones(1, 4)))
+        (out,) = step(state, (1, 0, torch.ones(1, 4)))
         torch.testing.assert_close(out, torch.ones(1, 4))
     assert (state.states[0][[0, 2]] == 100.0).all()

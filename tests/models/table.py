@@ -66,6 +66,17 @@ GATED_DELTA = {
     "linear_value_head_dim": 8,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
 }
+MINIMAX = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "block_size": 16,
+    "sliding_window": None,
+    "full_attn_alpha_factor": 1.1,
+    "full_attn_beta_factor": 0.8,
+    "linear_attn_alpha_factor": 1.2,
+    "linear_attn_beta_factor": 0.7,
+    "mlp_alpha_factor": 0.9,
+    "mlp_beta_factor": 1.3,
+}
 NEMOTRON_H = {
     "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
     "ssm_state_size": 16,
@@ -182,6 +193,7 @@ ROWS = {
     "MBartForCausalLM": Row("mbart"),
     "MellumForCausalLM": Row("mellum"),
     "MiniCPM3ForCausalLM": Row("minicpm3"),
+    "MiniMaxForCausalLM": Row("minimax", MINIMAX, shares_prefixes=False),
     "MiniMaxM2ForCausalLM": Row("minimax_m2"),
     "MiniMaxM3VLForCausalLM": Row("minimax_m3_vl_text"),
     "Ministral3ForCausalLM": Row("ministral3"),
@@ -395,7 +407,6 @@ REASONS = {
     "hides what is outside a window or chunk": "windows that only a mask tells of",
     "gives attention more than it is known to read": "a position bias beside the scores",
     "keeps its decoder under another name": "attention in chunks (Llama 4)",
-    "uses cache of its own": "a cache class of its own (lightning attention)",
 }
 
 REFUSED = {
@@ -425,7 +436,6 @@ REFUSED = {
     "Llama4ForCausalLM": Refusal("llama4_text", "keeps its decoder under another name"),
     "MegatronBertForCausalLM": Refusal("megatron-bert", "mixes tokens in layers"),
     "MiMoV2FlashForCausalLM": Refusal("mimo_v2_flash", "keeps keys of different sizes in different layers"),
-    "MiniMaxForCausalLM": Refusal("minimax", "uses cache of its own"),
     "MvpForCausalLM": Refusal("mvp", "mixes tokens in layers"),
     "OpenAIGPTLMHeadModel": Refusal("openai-gpt", "mixes tokens in layers"),
     "ProphetNetForCausalLM": Refusal("prophetnet", "mixes tokens in layers"),

@@ -12,8 +12,8 @@ from octavo import LLM, SamplingParams
 from octavo.config.hf import HFConfig
 from octavo.errors import ConfigError, LoadError
 from octavo.models.transformers_backend import TransformersForCausalLM
-from tests.models.harness import check_against_transformers, check_engine, random_checkpoint
-from tests.models.table import ELSEWHERE, REASONS, REFUSED, ROWS, TAKES_FP8, VARIANTS
+from tests.models.harness import check_against_transformers, check_engine, load_octavo, random_checkpoint
+from tests.models.table import ELSEWHERE, GATED_DELTA, REASONS, REFUSED, ROWS, TAKES_FP8, VARIANTS
 from tests.models.tiny import tiny_config
 
 # transformers' own, about configurations as small as these
@@ -50,7 +50,14 @@ def test_takes_fp8_weights(architecture: str, tmp_path: Path):
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "gemma3_text", "mixtral"])
 def test_native_families_run_through_the_backend_too(model_type: str, tmp_path: Path):
-    check_against_transformers(tmp_path, random_checkpoint(model_type, {}, tmp_path), "transformers")
+    changes = GATED_DELTA if model_type == "qwen3_next" else {}
+    check_against_transformers(tmp_path, random_checkpoint(model_type, changes, tmp_path), "transformers")
+
+
+def test_transformers_modules_that_cannot_go_on_from_a_state_are_refused(tmp_path: Path):
+    random_checkpoint("mamba", {}, tmp_path)
+    with pytest.raises(ConfigError, match="MambaMixer begins every chunk from nothing"):
+        load_octavo(tmp_path, "transformers")
 
 
 @pytest.mark.parametrize("architecture", ["Gemma3ForCausalLM", "Qwen3NextForCausalLM"])

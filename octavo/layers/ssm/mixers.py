@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from octavo.layers.linear import Linear, RowLinear
+from octavo.layers.norm import RMSNorm
 from octavo.layers.ssm.state import RowState, step_requests
 from octavo.ops.ssm.conv import short_conv
 from octavo.ops.ssm.delta import gated_delta_rule
@@ -177,3 +178,33 @@ class GatedDeltaNet(nn.Module):
             self.conv1d(qkv), b, a, self.A_log, self.dt_bias, states, step_requests(), self.num_key_heads
         )
         return self.out_proj(self.norm(y, z), residual=residual, scale=scale)
+
+
+class LightningAttention(nn.Module):
+    """Linear attention (Qin et al. 2024) with a decay for each head that does not depend on the token: Mamba 2 with values,
+    keys and queries for x, b and c, steps of one, and -`decays` [heads] for A. A norm and a gate follow.
+    """
+
+    a_log: torch.Tensor
+    zeros: torch.Tensor
+
+    def __init__(self, hidden_size: int, num_heads: int, head_dim: int, decays: torch.Tensor):
+        super().__init__()
+        inner = num_heads * head_dim
+        self.vkq_proj = Linear(hidden_size, 3 * inner)
+        self.norm = RMSNorm(inner)
+        self.output_gate = Linear(hidden_size, inner)
+        self.out_proj = RowLinear(inner, hidden_size)
+        self.register_buffer("a_log", decays.log().float(), persistent=False)
+        self.register_buffer("zeros", torch.zeros_like(self.a_log), persistent=False)
+        self.state = RowState([((num_heads, head_dim, head_dim), torch.float32)])
+
+    def forward(self, positions, hidden_states, norm, residual, scale):
+        vkq = F.silu(self.vkq_proj(hidden_states, norm))
+        steps = self.zeros.expand(len(vkq), -1)
+        (states,) = self.state.states
+        y = state_space_dual(
+            vkq, steps, self.a_log, self.zeros, self.zeros, states, step_requests(), dt_limit=(1.0, 1.0)
+        )
+        y = self.norm(y) * self.output_gate(hidden_states, norm).sigmoid()
+        return self.out_proj(y, residual=residual, scale=scale)

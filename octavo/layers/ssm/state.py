@@ -36,40 +36,31 @@ class RowState(nn.Module):
         """Make room for `num_rows` requests."""
         self.states = [torch.zeros(num_rows, *shape, dtype=dtype, device=device) for shape, dtype in self.layout]
 
-    def run(self, recurrence: Recurrence, inputs: torch.Tensor, by_token: bool = False) -> torch.Tensor:
-        """A step's tokens [tokens, hidden] through `recurrence`, each request's from its own states: all requests at once
+    def run(self, recurrence: Recurrence, inputs: torch.Tensor) -> torch.Tensor:
+        """A step's tokens [tokens, hidden] through a recurrence that knows nothing of ragged batches: all requests at once
         where each has one token, one after the other where not.
-
-        `by_token`: the recurrence goes on from states one token at a time only; more begin from nothing.
         """
         context = get_step_context()
         if context.max_query_len == 1:
-            return self._run(context, slice(None), recurrence, inputs[:, None], False)[:, 0]
-        starts, lens = context.query_start_loc_cpu, context.seq_lens_cpu
-        assert starts is not None and lens is not None
+            return self._run(context, slice(None), recurrence, inputs[:, None])[:, 0]
+        starts = context.query_start_loc_cpu
+        assert starts is not None
         parts = []
         for r, (start, end) in enumerate(itertools.pairwise(starts)):
             if start < end:
-                is_new = lens[r] == end - start
-                own = inputs[None, start:end]
-                parts.append(self._run(context, slice(r, r + 1), recurrence, own, by_token and not is_new)[0])
+                parts.append(self._run(context, slice(r, r + 1), recurrence, inputs[None, start:end])[0])
         return torch.cat(parts)
 
-    def _run(
-        self, context: StepContext, requests: slice, recurrence: Recurrence, inputs: torch.Tensor, by_token: bool
-    ) -> torch.Tensor:
+    def _run(self, context: StepContext, requests: slice, recurrence: Recurrence, inputs: torch.Tensor) -> torch.Tensor:
         rows, is_new = self._rows(context, requests)
         states = [
             torch.where(is_new.view(-1, *[1] * (kept.dim() - 1)), 0, kept.index_select(0, rows)).to(kept.dtype)
             for kept in self.states
         ]
-        parts = []
-        for part in inputs.split(1, dim=1) if by_token else [inputs]:
-            out, states = recurrence(part, states)
-            parts.append(out)
+        out, states = recurrence(inputs, states)
         for kept, state in zip(self.states, states, strict=True):
             kept.index_copy_(0, rows, state.to(kept.dtype))
-        return torch.cat(parts, dim=1)
+        return out
 
     @staticmethod
     def _rows(context: StepContext, requests: slice) -> tuple[torch.Tensor, torch.Tensor]:
