@@ -297,7 +297,8 @@ def readme() -> str:
     native = sum(name in NATIVE for name in ROWS)
     rows = [
         f"{_LANGUAGE_MODELS}: {native} architectures of Llama, Qwen, Mistral, Gemma, Phi, GLM, Granite, GPT-OSS, DeepSeek,"
-        " Mamba and others, mixtures of experts, latent attention and recurrent layers included ([all](docs/models.md)) | own model code |",
+        " Mamba and others, mixtures of experts, latent attention and recurrent layers included ([all](docs/models.md))"
+        " | own model code |",
         f"{_LANGUAGE_MODELS}: {len(ROWS) - native} more ([all](docs/models.md)) | transformers' modules with our paged"
         " attention, states, linear layers and norms |",
     ]
