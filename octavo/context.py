@@ -21,6 +21,16 @@ class GroupMetadata:
 
 
 @dataclass(slots=True)
+class EncoderOutputs:
+    """What cross-attention reads, for each token of the step: the whole output of its request's encoder."""
+
+    block_tables: dict[int, torch.Tensor]  # KV group → [num_tokens, max_blocks] int32
+    query_start_loc: torch.Tensor  # [num_tokens + 1] int32: every token by itself
+    seq_lens: torch.Tensor  # [num_tokens] int32: positions of the output
+    max_seq_len: int  # upper bound
+
+
+@dataclass(slots=True)
 class StepContext:
     """The ragged batch. Request r's tokens are rows query_start_loc[r] … query_start_loc[r + 1] of the inputs."""
 
@@ -40,6 +50,7 @@ class StepContext:
     token_types: torch.Tensor | None = None
     # [num_reqs] int32: the worker's row of each request, under which recurrent layers keep their states.
     rows: torch.Tensor | None = None
+    encoder: EncoderOutputs | None = None  # of the decoder of an encoder-decoder model
 
 
 _current: StepContext | None = None

@@ -22,7 +22,7 @@ from octavo.tokenizer.messages import ContentFormat
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.types.outputs import BeamSearchOutput, RequestOutput
 from octavo.types.pooling_outputs import PoolingOutput, PoolingRequestOutput
-from octavo.types.prompts import PromptType
+from octavo.types.prompts import PromptType, TokensPrompt
 from octavo.types.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 Messages = list[dict[str, Any]]
@@ -163,8 +163,9 @@ class LLM(PoolingMethods):
                 raise ClientError(
                     "beam_search extends the tokens of a prompt, and prompt_embeds has none.", param="prompt_embeds"
                 )
-            token_ids = read.token_ids
-            searches.append(BeamSearch(token_ids, params, model.eos_token_ids, model.max_model_len - len(token_ids)))
+            room = model.max_model_len - len(read.token_ids)
+            encoder = None if read.encoder is None else TokensPrompt(prompt_token_ids=read.encoder.token_ids)
+            searches.append(BeamSearch(read.token_ids, params, model.eos_token_ids, room, encoder))
         tokenizer = None if self.llm_engine.config.tokenizer.path is None else self.llm_engine.get_tokenizer()
         size = concurrency_limit or max(len(searches), 1)
         with _Progress(len(searches), use_tqdm) as progress:
@@ -296,7 +297,7 @@ class LLM(PoolingMethods):
     def _search(self, searches: list[BeamSearch], step: SamplingParams, lora_request: Any) -> None:
         """Run searches to their ends, each round one request a beam."""
         while any(search.beams for search in searches):
-            prompts: list[PromptType] = [beam.tokens for search in searches for beam in search.beams]
+            prompts: list[PromptType] = [search.prompt_of(beam) for search in searches for beam in search.beams]
             outputs = iter(self.run(self._prepare(prompts, step, lora_request, None, None), use_tqdm=False))
             for search in searches:
                 if search.beams:

@@ -12,6 +12,14 @@ from octavo.config.sentence_transformers import DenseModule
 
 
 @dataclass(frozen=True)
+class EncoderDecoderConfig:
+    """How answers of a model with an encoder before its decoder begin, where a request does not say it."""
+
+    decoder_begin: list[int]  # decoder_start_token_id, then forced_bos_token_id where there is one
+    bad_words_token_ids: list[list[int]] = field(default_factory=list)  # what its answers never hold
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Which model, and how its numbers are kept."""
 
@@ -33,6 +41,7 @@ class ModelConfig:
     logits_processors: list[str] = field(default_factory=list)  # "module:Class", plugins first
     enable_sleep_mode: bool = False
     enable_prompt_embeds: bool = False
+    encoder_decoder: EncoderDecoderConfig | None = None
 
     def get_vocab_size(self) -> int:
         """vLLM's spelling of `vocab_size`."""
@@ -118,6 +127,7 @@ class SchedulerConfig:
     stream_interval: int = 1
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None
+    max_encoder_len: int = 0  # positions of the longest encoder output; 0: the model has no encoder
 
 
 @dataclass(frozen=True)

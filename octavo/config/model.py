@@ -39,15 +39,6 @@ def override(hf_config: HFConfig, overrides: Mapping[str, Any]) -> HFConfig:
     return HFConfig(merge(hf_config.data, overrides))
 
 
-def check_is_served(hf: HFConfig) -> None:
-    """Refuse kinds of models that generate no text here."""
-    if hf.get("is_encoder_decoder"):
-        raise ConfigError(
-            f"{hf.architecture} is an encoder-decoder model, which is not supported yet.",
-            param="model",
-        )
-
-
 def stored_quantization(hf: HFConfig) -> Mapping[str, Any] | None:
     """What the configuration says of quantised weights; None: it does not speak of any."""
     found = hf.get("quantization_config") or hf.text().get("quantization_config") or hf.get("compression_config")

@@ -15,6 +15,7 @@ from octavo.config.args import EngineArgs
 from octavo.config.batch_invariant import invariant_providers
 from octavo.config.checkpoint import WEIGHT_FORMATS, Checkpoint
 from octavo.config.compilation import resolve_compilation
+from octavo.config.encoder_decoder import decoder_of, resolve_encoder_decoder
 from octavo.config.engine import (
     CacheConfig,
     DeviceConfig,
@@ -65,6 +66,7 @@ def resolve(
     generation_config: Mapping[str, Any] | None = None,
     native_architectures: Collection[str] = (),
     encoder_architectures: Collection[str] = (),
+    encoder_decoder_architectures: Collection[str] = (),
     sentence_transformers: SentenceTransformers | None = None,
     label_token_ids: Collection[int] = (),
     chat_template: str | None = None,
@@ -74,29 +76,34 @@ def resolve(
     """Decide everything. Raises ConfigError naming the options that cannot be honoured, and what to change.
 
     `generation_config` is the parsed generation_config.json, `native_architectures` those with a model file of Octavo's
-    own, `encoder_architectures` likewise, `sentence_transformers` what such files say, `label_token_ids` the tokens whose
-    logits are a classifier's classes, `chat_template` the text of the template that replaces the tokenizer's,
-    `plugin_processors` the logits processors that installed plugins bring.
+    own, `encoder_architectures` and `encoder_decoder_architectures` likewise, `sentence_transformers` what such files say,
+    `label_token_ids` the tokens whose logits are a classifier's classes, `chat_template` the text of the template that
+    replaces the tokenizer's, `plugin_processors` the logits processors that installed plugins bring.
     """
     notes: list[str] = []
     hf = model_rules.override(hf_config, args.hf_overrides)
     text = hf.text()
     generation = dict(generation_config or {})
-    model_rules.check_is_served(hf)
+    encoder_decoder = resolve_encoder_decoder(args, hf, generation, encoder_decoder_architectures, notes)
+    if encoder_decoder is not None:
+        text = decoder_of(hf)
+        native_architectures = encoder_decoder_architectures
     _check_parallel(args, text)
     _check_tokenizer(args)
     check_nvtx(args, platform)
 
     load_format = _load_format(args, checkpoint, notes)
-    pooling = resolve_pooling(
-        args,
-        hf,
-        sentence_transformers,
-        decoders=native_architectures,
-        encoders=encoder_architectures,
-        label_token_ids=label_token_ids,
-        notes=notes,
-    )
+    pooling = None
+    if encoder_decoder is None:
+        pooling = resolve_pooling(
+            args,
+            hf,
+            sentence_transformers,
+            decoders=native_architectures,
+            encoders=encoder_architectures,
+            label_token_ids=label_token_ids,
+            notes=notes,
+        )
     if pooling is not None:
         args = _for_pooling(args, hf, pooling, sentence_transformers)
         if pooling.config.is_encoder:  # no layer keeps anything
@@ -119,10 +126,13 @@ def resolve(
     room = cache_bytes if cache_bytes is not None else _accelerator_room(args, platform, weights)
     max_model_len = _max_model_len(args, text, kv_dtype, block_size, room, notes)
     processors = _logits_processors(args, plugin_processors, usage, notes)
-    scheduler = _scheduler(args, platform, max_model_len, usage, bool(processors), notes)
+    max_encoder_len = 0 if encoder_decoder is None else max_model_len
+    scheduler = _scheduler(args, platform, max_model_len, max_encoder_len, usage, bool(processors), notes)
     cache_bytes = _trim_cache(args, cache_bytes, text, kv_dtype, block_size, scheduler, notes)
 
     compilation = resolve_compilation(args, platform, scheduler.max_num_seqs, quantization)
+    if encoder_decoder is not None and compilation.compiles_blocks:
+        raise ConfigError(f"compile is not supported for {hf.architecture}, an encoder-decoder model.", param="compile")
     if args.batch_invariant:
         chosen = invariant_providers(args, text, platform, quantization, model_impl, compilation.compiles_blocks, notes)
         compilation = dataclasses.replace(compilation, op_providers=chosen)
@@ -146,6 +156,7 @@ def resolve(
             logits_processors=processors,
             enable_sleep_mode=args.enable_sleep_mode,
             enable_prompt_embeds=args.enable_prompt_embeds,
+            encoder_decoder=encoder_decoder,
         ),
         tokenizer=TokenizerConfig(
             path=None if args.skip_tokenizer_init else checkpoint.tokenizer_path or checkpoint.path,
@@ -467,6 +478,7 @@ def _fp8_cache(text: HFConfig, platform: Platform, asked: str, notes: list[str])
     if not platform.supports_graphs:
         notes.append(f"kv_cache_dtype=fp8_e4m3: on {platform.name} by the reference operators, half the bytes but slow")
     return "fp8_e4m3"
+        (text.get("is_encoder_decoder"), "what an encoder makes is kept in the model's data type"),
 
 
 def _block_size(args: EngineArgs, platform: Platform) -> int:
@@ -542,7 +554,13 @@ def _max_model_len(args: EngineArgs, text: HFConfig, dtype: str, block_size: int
 
 
 def _scheduler(
-    args: EngineArgs, platform: Platform, max_model_len: int, usage: Usage, has_processors: bool, notes: list[str]
+    args: EngineArgs,
+    platform: Platform,
+    max_model_len: int,
+    max_encoder_len: int,
+    usage: Usage,
+    has_processors: bool,
+    notes: list[str],
 ) -> SchedulerConfig:
     defaults = platform.batch_defaults(usage)
     chunked = args.enable_chunked_prefill is not False
@@ -573,14 +591,22 @@ def _scheduler(
             f"max_num_batched_tokens={budget}: default of {platform.name} ({usage}), given context and max_num_seqs"
         )
     if num_seqs is None:
-        num_seqs = min(defaults.max_num_seqs, budget)
+        num_seqs = max(1, min(defaults.max_num_seqs, budget - max_encoder_len))
         notes.append(f"max_num_seqs={num_seqs}: default of {platform.name} ({usage})")
+        if max_encoder_len:  # an encoder's input is computed in one step, beside all that runs
+            budget = max(budget, max_encoder_len + (num_seqs or defaults.max_num_seqs))
     overlap = args.async_scheduling
     if has_processors and overlap:
         raise ConfigError(
             "async_scheduling=True launches a step before the tokens of the last are known, which custom logits "
             "processors are told; leave async_scheduling out.",
             param="async_scheduling",
+    if max_encoder_len and budget < max_encoder_len + num_seqs:
+        raise ConfigError(
+            f"max_num_batched_tokens={budget} is less than the {max_encoder_len} tokens an encoder may read, which are "
+            f"computed in one step, and max_num_seqs={num_seqs}; raise it, or lower max_model_len.",
+            param="max_num_batched_tokens",
+        )
         )
     if has_processors:
         overlap = False
@@ -607,6 +633,7 @@ def _scheduler(
 def _logits_processors(args: EngineArgs, plugins: Collection[str], usage: Usage, notes: list[str]) -> list[str]:
     given = [str(name) for name in args.logits_processors]
     for name in given:
+        max_encoder_len=max_encoder_len,
         if usage != "llm" and is_local(name):
             raise ConfigError(
                 f"the logits processor {name} is defined in this script, which the engine's own process cannot import; "

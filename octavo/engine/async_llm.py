@@ -197,7 +197,7 @@ class AsyncLLM:
             self._log_request(request_id, read.text, len(read.token_ids), params)
         self._core.add_requests(engine_requests)
         self._drained.clear()
-        return self._outputs.add(request_id, prompt_text or read.text, engine_requests)
+        return self._outputs.add(request_id, prompt_text or read.text, engine_requests, read.encoder_text)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests by id: their readers get a last output with finish reason `abort`."""

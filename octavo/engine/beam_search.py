@@ -18,21 +18,35 @@ from octavo.types.outputs import (
     PositionLogprobs,
     RequestOutput,
 )
-from octavo.types.prompts import TokensPrompt
+from octavo.types.prompts import PromptType, TokensPrompt
 from octavo.types.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 
 class BeamSearch:
     """One prompt's beams. Ask `beams` for what to extend, give `advance` the scores of each, until `beams` is empty."""
 
-    def __init__(self, prompt_token_ids: list[int], params: BeamSearchParams, eos_token_ids: Sequence[int], room: int):
-        """`room`: how many tokens fit behind the prompt."""
+    def __init__(
+        self,
+        prompt_token_ids: list[int],
+        params: BeamSearchParams,
+        eos_token_ids: Sequence[int],
+        room: int,
+        encoder_prompt: TokensPrompt | None = None,
+    ):
+        """`room`: how many tokens fit behind the prompt. `encoder_prompt`: what every beam's encoder reads, if it has one."""
         self.prompt_token_ids = prompt_token_ids
         self.params = params
+        self._encoder_prompt = encoder_prompt
         self._eos_token_ids = frozenset() if params.ignore_eos else frozenset(eos_token_ids)
         self._steps_left = min(params.max_tokens, room)
         self._done: list[BeamSearchSequence] = []
         self.beams = [BeamSearchSequence(list(prompt_token_ids), [])]
+
+    def prompt_of(self, beam: BeamSearchSequence) -> PromptType:
+        """What the request that extends a beam is about."""
+        if self._encoder_prompt is None:
+            return beam.tokens
+        return {"encoder_prompt": self._encoder_prompt, "decoder_prompt": beam.tokens}
 
     def advance(self, scores: Sequence[PositionLogprobs]) -> None:
         """Keep the best continuations of `beams`, whose next tokens score `scores`."""
@@ -117,7 +131,7 @@ class Generator(Protocol):
     def tokenizer(self) -> Tokenizer: ...
 
     def generate(
-        self, prompt: TokensPrompt, sampling_params: SamplingParams, request_id: str, *, priority: int = 0
+        self, prompt: PromptType, sampling_params: SamplingParams, request_id: str, *, priority: int = 0
     ) -> AsyncIterator[RequestOutput]: ...
 
 
@@ -126,13 +140,18 @@ async def generate_beams(
 ) -> AsyncGenerator[RequestOutput, None]:
     """Search and yield one output, whose choices are the beams without the prompt, best first."""
     model = engine.config.model
-    prompt_token_ids = list(prompt["prompt_token_ids"])
+    if model.encoder_decoder is None:
+        prompt_token_ids, encoder_prompt = list(prompt["prompt_token_ids"]), None
+    else:
+        prompt_token_ids, encoder_prompt = model.encoder_decoder.decoder_begin, prompt
     step = step_params(params, model.max_logprobs)
-    search = BeamSearch(prompt_token_ids, params, model.eos_token_ids, model.max_model_len - len(prompt_token_ids))
+    room = model.max_model_len - len(prompt_token_ids)
+    search = BeamSearch(prompt_token_ids, params, model.eos_token_ids, room, encoder_prompt)
     num_cached_tokens, num_steps = 0, 0
     while search.beams:
         asked = [
-            _ask(engine, prompt, beam.tokens, step, f"{request_id}-{num_steps}", priority) for beam in search.beams
+            _ask(engine, _with_options(prompt, search.prompt_of(beam)), step, f"{request_id}-{num_steps}", priority)
+            for beam in search.beams
         ]
         outputs = await _all_or_none(asked)
         if num_steps == 0:
@@ -153,21 +172,24 @@ async def generate_beams(
                 beam.finish_reason,
             )
         )
-    yield RequestOutput(
+    output = RequestOutput(
         request_id, prompt.get("prompt"), prompt_token_ids, choices, True, num_cached_tokens=num_cached_tokens
     )
+    if encoder_prompt is not None:
+        output.prompt, output.encoder_prompt = None, prompt.get("prompt")
+        output.encoder_prompt_token_ids = prompt["prompt_token_ids"]
+    yield output
+
+
+def _with_options(given: TokensPrompt, extended: PromptType) -> PromptType:
+    """What a beam's request is about, with the options of the caller's prompt; they are the encoder's where there is one."""
+    return cast(PromptType, {**given, "prompt_token_ids": extended}) if isinstance(extended, list) else extended
 
 
 async def _ask(
-    engine: Generator,
-    prompt: TokensPrompt,
-    token_ids: list[int],
-    params: SamplingParams,
-    request_id: str,
-    priority: int,
+    engine: Generator, prompt: PromptType, params: SamplingParams, request_id: str, priority: int
 ) -> RequestOutput:
-    extended = cast(TokensPrompt, {**prompt, "prompt_token_ids": token_ids})
-    generated = engine.generate(extended, params, request_id, priority=priority)
+    generated = engine.generate(prompt, params, request_id, priority=priority)
     async with aclosing(cast("AsyncGenerator[RequestOutput, None]", generated)) as outputs:
         async for output in outputs:
             if output.finished:

@@ -23,7 +23,7 @@ from octavo.loader.find import WeightFiles, find_weights
 from octavo.loader.gguf_file import open_gguf_parts
 from octavo.loader.gguf_metadata import read_gguf_config
 from octavo.logger import get_logger
-from octavo.models.registry import ENCODERS, NATIVE
+from octavo.models.registry import ENCODER_DECODERS, ENCODERS, NATIVE
 from octavo.platforms import Usage, get_platform
 from octavo.tokenizer import get_tokenizer
 
@@ -51,6 +51,7 @@ def create_engine_config(args: EngineArgs, usage: Usage = "server") -> EngineCon
         generation_config=generation_config,
         native_architectures=NATIVE,
         encoder_architectures=ENCODERS,
+        encoder_decoder_architectures=ENCODER_DECODERS,
         sentence_transformers=read_sentence_transformers(path) if path.is_dir() else None,
         label_token_ids=_label_token_ids(args, hf_config, tokenizer_path),
         chat_template=_read_chat_template(args.chat_template),

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from octavo.config.engine import ModelConfig, PoolingConfig, SchedulerConfig
+from octavo.engine.encoder_inputs import EncoderInputs
 from octavo.engine.pooling_inputs import NOTHING_TO_SAMPLE, PoolingInputs, Prompt
 from octavo.engine.prompt_embeds import check_sampling, read_embeds
 from octavo.errors import ClientError, ContextLengthError
@@ -19,7 +20,7 @@ from octavo.structured_output.constraint import make_constraint
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.types.pooling_params import PoolingParams
 from octavo.types.prompts import PairPrompt, PromptEmbeds, PromptType
-from octavo.types.request import EngineRequest
+from octavo.types.request import EncoderInput, EngineRequest
 from octavo.types.sampling_params import SamplingParams
 from octavo.types.structured_outputs import StructuredOutputsParams
 
@@ -42,6 +43,8 @@ class InputProcessor:
     ):
         self._model = model_config
         self._pooling = PoolingInputs(pooling_config, model_config, self)
+        encoder_decoder, max_len = model_config.encoder_decoder, scheduler_config.max_encoder_len
+        self._encoder = None if encoder_decoder is None else EncoderInputs(encoder_decoder, max_len)
         self._has_priorities = scheduler_config.policy == "priority"
         self._tokenizer = tokenizer
         if model_config.enable_prompt_embeds:
@@ -93,6 +96,11 @@ class InputProcessor:
 
     def read_prompt(self, prompt: PromptType, *, add_special_tokens: bool = True) -> Prompt:
         """Turn any spelling of a prompt into tokens."""
+        if self._encoder is not None:
+            return self._encoder.read(prompt, add_special_tokens, self._read_one)
+        return self._read_one(prompt, add_special_tokens)
+
+    def _read_one(self, prompt: PromptType, add_special_tokens: bool) -> Prompt:
         if isinstance(prompt, str):
             return self._read_text(prompt, add_special_tokens, None)
         if isinstance(prompt, Mapping):
@@ -160,6 +168,8 @@ class InputProcessor:
                 f"max_tokens={params.max_tokens} is more than the model's maximum context length of {limit} tokens.",
                 param="max_tokens",
             )
+        if self._encoder is not None:
+            prompt, truncate = self._encoder.fit(prompt, truncate), None
         # Nothing is generated when max_tokens is 0: the prompt may fill the context.
         longest = limit - (params.max_tokens != 0)
         if truncate is not None:
@@ -241,8 +251,12 @@ class InputProcessor:
             max_tokens=max_tokens,
             min_tokens=min(params.min_tokens, max_tokens),
             seed=self._seeds.getrandbits(63) if params.seed is None else params.seed,
-            bad_words_token_ids=self._spell_bad_words(params.bad_words) if params.bad_words else None,
+            bad_words_token_ids=self._bad_words(params.bad_words or []) or None,
         )
+
+    def _bad_words(self, words: list[str]) -> list[list[int]]:
+        model = self._model.encoder_decoder
+        return self._spell_bad_words(words) + (model.bad_words_token_ids if model is not None else [])
 
     def _spell_bad_words(self, words: list[str]) -> list[list[int]]:
         """The token sequences of each word, at the start of a text and after a space."""
@@ -274,6 +288,7 @@ class InputProcessor:
         """One request for each answer. The serial number keeps callers' ids apart when they use one twice."""
         unique_id = f"{request_id}-{next(self._serial)}"
         eos_token_ids = [] if params.ignore_eos else self._model.eos_token_ids
+        encoder_input = None if prompt.encoder is None else EncoderInput(prompt.encoder.token_ids)
         requests = []
         for index in range(params.n):
             own = params
@@ -293,6 +308,7 @@ class InputProcessor:
                     index=index,
                     pooling_params=pooling_params,
                     prompt_embeds=prompt.embeds,
+                    encoder_input=encoder_input,
                 )
             )
         return requests

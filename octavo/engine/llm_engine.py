@@ -87,7 +87,8 @@ class LLMEngine:
     def submit(self, request: PreparedRequest) -> None:
         """Queue a prepared request."""
         self._client.add_requests(request.engine_requests)
-        self._outputs.add(request.request_id, request.prompt.text, request.engine_requests)
+        prompt = request.prompt
+        self._outputs.add(request.request_id, prompt.text, request.engine_requests, prompt.encoder_text)
 
     def add_request(
         self,

@@ -137,7 +137,7 @@ class Choice:
             index=self.request.index,
             n=n,
             max_tokens=self.request.sampling_params.max_tokens,
-            num_prompt_tokens=len(self.request.prompt_token_ids),
+            num_prompt_tokens=self.request.num_prompt_tokens,
             num_generation_tokens=len(self.token_ids),
             num_cached_tokens=self.num_cached_tokens,
             num_preemptions=self.num_preemptions,
@@ -165,12 +165,13 @@ class OpenRequest:
         choices: list[Choice],
         token_text: TokenText | None,
         stream_interval: int,
+        encoder_prompt: str | None = None,
     ):
         params = choices[0].request.sampling_params
         self.request_id = request_id
         self.choices = choices
         self.error: OctavoError | None = None
-        self._prompt = prompt
+        self._prompt, self._encoder_prompt = prompt, encoder_prompt
         self._token_text = token_text
         self._is_delta = params.output_kind is RequestOutputKind.DELTA
         self._is_final_only = params.output_kind is RequestOutputKind.FINAL_ONLY
@@ -244,6 +245,7 @@ class OpenRequest:
         self._news.clear()
         is_delta = self._is_delta
         first = self.choices[0]
+        encoder_input = first.request.encoder_input
         return RequestOutput(
             request_id=self.request_id,
             prompt=self._prompt,
@@ -254,6 +256,8 @@ class OpenRequest:
             metrics=self.metrics,
             num_cached_tokens=first.num_cached_tokens,
             error=None if self.error is None else str(self.error),
+            encoder_prompt=self._encoder_prompt,
+            encoder_prompt_token_ids=None if encoder_input is None else encoder_input.token_ids,
         )
 
     def _take_prompt_logprobs(self) -> list[PositionLogprobs | None] | None:

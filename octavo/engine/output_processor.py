@@ -45,7 +45,13 @@ class OutputProcessor:
         """Requests that are open."""
         return sum(map(len, self._requests.values()))
 
-    def add(self, request_id: str, prompt: str | None, engine_requests: list[EngineRequest]) -> OpenRequest:
+    def add(
+        self,
+        request_id: str,
+        prompt: str | None,
+        engine_requests: list[EngineRequest],
+        encoder_prompt: str | None = None,
+    ) -> OpenRequest:
         """Open a request whose choices are `engine_requests`, under ids that no other open request uses."""
         token_text = None if self._tokenizer is None else self._tokenizer.token_text
         choices = []
@@ -54,7 +60,7 @@ class OutputProcessor:
             text = IncrementalDetokenizer(self._tokenizer, prompt_token_ids, params)
             choices.append(Choice(engine_request, text, token_text))
         kind = OpenRequest if engine_requests[0].pooling_params is None else OpenPooling
-        request = kind(request_id, prompt, choices, token_text, self._stream_interval)
+        request = kind(request_id, prompt, choices, token_text, self._stream_interval, encoder_prompt)
         for choice in choices:
             assert choice.request.request_id not in self._choices
             self._choices[choice.request.request_id] = (request, choice)
@@ -171,7 +177,7 @@ class OutputProcessor:
         if output.num_preemptions:
             choice.num_preemptions = choice.num_earlier_preemptions + output.num_preemptions
         if output.pooled is not None:
-            stats.num_prompt_tokens += len(choice.request.prompt_token_ids)
+            stats.num_prompt_tokens += choice.request.num_prompt_tokens
             stats.num_cached_tokens += choice.num_cached_tokens
         if not num_new:
             return
@@ -184,7 +190,7 @@ class OutputProcessor:
             if metrics.first_token_time is None:
                 metrics.first_token_time = now
             if choice.request.index == 0:
-                stats.num_prompt_tokens += len(choice.request.prompt_token_ids)
+                stats.num_prompt_tokens += choice.request.num_prompt_tokens
                 stats.num_cached_tokens += choice.num_cached_tokens
         choice.last_token_time = metrics.last_token_time = now
         metrics.num_generation_tokens += num_new

@@ -27,6 +27,11 @@ class Prompt:
     token_ids: list[int]  # zeros where embeddings are the prompt
     cache_salt: str | None = None
     embeds: PromptEmbeds | None = None
+    encoder: "Prompt | None" = None  # what goes to the encoder of a model that has one; the rest is the decoder's
+
+    @property
+    def encoder_text(self) -> str | None:
+        return None if self.encoder is None else self.encoder.text
 
 
 class PoolingInputs:

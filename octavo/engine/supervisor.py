@@ -309,7 +309,7 @@ class Supervisor:
     def _hold(self, requests: list[EngineRequest]) -> None:
         """Let requests wait for a core. They are not kept here: the listener opens them."""
         scheduler = self._config.scheduler
-        num_tokens = sum(len(request.prompt_token_ids) for request in requests)
+        num_tokens = sum(request.num_prompt_tokens for request in requests)
         limit, token_limit = scheduler.max_num_queued_reqs or MAX_HELD_REQUESTS, scheduler.max_num_queued_tokens
         if self._num_held + len(requests) > limit or (
             token_limit is not None and self._num_held_tokens + num_tokens > token_limit and self._num_held

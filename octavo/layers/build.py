@@ -7,6 +7,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from octavo.layers.attention.cross import CrossAttention
 from octavo.layers.attention.layer import PagedAttention
 from octavo.layers.attention.mla import LatentAttention
 from octavo.layers.embedding import Embedding
@@ -63,6 +64,7 @@ def process_after_loading(model: nn.Module) -> None:
             layer.method.process_table_after_loading(layer)
 
 
-def attention_layers(model: nn.Module) -> dict[str, PagedAttention | LatentAttention]:
+def attention_layers(model: nn.Module) -> dict[str, PagedAttention | LatentAttention | CrossAttention]:
     """The layers with pages in the KV cache by path, in the order of the tree."""
-    return {name: m for name, m in model.named_modules() if isinstance(m, (PagedAttention, LatentAttention))}
+    kinds = (PagedAttention, LatentAttention, CrossAttention)
+    return {name: m for name, m in model.named_modules() if isinstance(m, kinds)}

@@ -92,6 +92,20 @@ ENCODERS: dict[str, tuple[str, str]] = {
     },
 }
 
+# Encoder-decoder models, likewise. There is nobody to run others.
+ENCODER_DECODERS: dict[str, tuple[str, str]] = {
+    "T5ForConditionalGeneration": ("t5", "T5ForConditionalGeneration"),
+    "MT5ForConditionalGeneration": ("t5", "T5ForConditionalGeneration"),
+    "UMT5ForConditionalGeneration": ("t5", "T5ForConditionalGeneration"),
+    "BartForConditionalGeneration": ("bart", "BartForConditionalGeneration"),
+    "MBartForConditionalGeneration": ("bart", "BartForConditionalGeneration"),
+    "PLBartForConditionalGeneration": ("bart", "BartForConditionalGeneration"),
+    "MarianMTModel": ("bart", "BartForConditionalGeneration"),
+    "PegasusForConditionalGeneration": ("bart", "BartForConditionalGeneration"),
+    "M2M100ForConditionalGeneration": ("bart", "BartForConditionalGeneration"),
+    "BlenderbotForConditionalGeneration": ("bart", "BartForConditionalGeneration"),
+}
+
 
 def model_class(architecture: str, model_impl: str, *, pools: bool = False) -> type[Any]:
     """The class for an architecture under `model_impl` ("octavo" or "transformers"); `pools`: it makes no text."""
@@ -100,5 +114,5 @@ def model_class(architecture: str, model_impl: str, *, pools: bool = False) -> t
     elif model_impl == "transformers":
         module, name = "transformers_backend", "TransformersForCausalLM"
     else:
-        module, name = NATIVE.get(architecture) or ENCODERS[architecture]
+        module, name = {**NATIVE, **ENCODERS, **ENCODER_DECODERS}[architecture]
     return getattr(importlib.import_module(f"octavo.models.{module}"), name)

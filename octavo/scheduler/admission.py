@@ -19,6 +19,12 @@ def check_config(config: SchedulerConfig) -> None:
             f"than max_model_len={config.max_model_len}; raise the one, lower the other, or allow chunks."
         )
 
+    if config.max_encoder_len + config.max_num_seqs > budget:
+        raise ConfigError(
+            f"max_num_batched_tokens={budget} is less than max_num_seqs={config.max_num_seqs} and the encoder's "
+            f"{config.max_encoder_len} positions, which are computed in one step; raise it, or lower max_model_len."
+        )
+
 
 def check_request(request: EngineRequest, config: SchedulerConfig, pool_tokens: int) -> None:
     """Raise ClientError for a request that can never run; `pool_tokens`: what one request can keep in the KV cache."""
@@ -38,6 +44,12 @@ def check_request(request: EngineRequest, config: SchedulerConfig, pool_tokens: 
             f"{config.max_model_len}; shorten the prompt.",
             param="prompt",
         )
+    if request.encoder_input is not None and not 0 < request.encoder_input.num_positions <= config.max_encoder_len:
+        raise ContextLengthError(
+            f"the encoder's input has {request.encoder_input.num_positions} positions; it reads 1 to "
+            f"{config.max_encoder_len}.",
+            param="prompt",
+        )
     if num_tokens > pool_tokens:
         raise ContextLengthError(
             f"the request has {num_tokens} tokens, but the whole KV cache holds {pool_tokens}; shorten the prompt, or "
@@ -53,7 +65,7 @@ def check_queue(request: EngineRequest, config: SchedulerConfig, num_waiting: in
     max_reqs, max_tokens = config.max_num_queued_reqs, config.max_num_queued_tokens
     if max_reqs is not None and num_waiting >= max_reqs:
         raise QueueFullError(f"{num_waiting} requests are waiting, the most allowed; try again later.")
-    num_tokens = len(request.prompt_token_ids)
+    num_tokens = request.num_prompt_tokens
     if max_tokens is not None and num_waiting and num_waiting_tokens + num_tokens > max_tokens:
         raise QueueFullError(
             f"prompts of {num_waiting_tokens} tokens are waiting, and this one has {num_tokens}; at most "

@@ -17,6 +17,8 @@ from hashlib import blake2b
 
 import msgspec
 
+from octavo.types.request import EncoderInput
+
 DIGEST_BYTES = 16
 ROOT = bytes(DIGEST_BYTES)  # the parent of first blocks
 
@@ -70,4 +72,10 @@ class BlockHasher:
         digest.update(parent + self._pack(*token_ids))
         if extra_keys:
             digest.update(msgspec.msgpack.encode(extra_keys))
+        return digest.digest()
+
+    def encoder_output(self, encoder_input: EncoderInput, extra_keys: Sequence[ExtraKey] = ()) -> bytes:
+        """The name of all that an encoder makes of an input: no part of it is the same for another input."""
+        digest = self._keyed.copy()
+        digest.update(msgspec.msgpack.encode((encoder_input, extra_keys)))
         return digest.digest()

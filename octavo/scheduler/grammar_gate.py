@@ -31,12 +31,12 @@ class GrammarGate:
     def hold(self, request: Request, engine_request: EngineRequest) -> None:
         """Keep a request until its grammar is there."""
         self._held[request] = self._manager.start(engine_request)
-        self.num_prompt_tokens += request.num_prompt_tokens
+        self.num_prompt_tokens += request.num_input_tokens
 
     def drop(self, request: Request) -> None:
         """Forget one that has ended."""
         del self._held[request]
-        self.num_prompt_tokens -= request.num_prompt_tokens
+        self.num_prompt_tokens -= request.num_input_tokens
 
     def release(self) -> Iterator[tuple[Request, OctavoError | None]]:
         """Those whose wait is over, with the grammar or the reason why there is none."""

@@ -1,4 +1,4 @@
-"""What each kind of KV group keeps: one manager a spec type, one row in `MANAGERS`.
+"""What each kind of KV group that grows with a request keeps: one manager a spec type, one row in `MANAGERS`.
 
 A manager decides which blocks a prefix needs and which a running request no longer does. It keeps no state of requests.
 Block tables are lists of block ids, index i for positions i * block_size …; null blocks stand where nothing is read.

@@ -1,7 +1,8 @@
 """One pool of KV blocks for all groups: prefix lookup, allocation, publication and return of a request's blocks.
 
 Everything is all or nothing over the groups. A request's tables have the same length in every group, so that one number
-says how many tokens it has slots for.
+says how many tokens it has slots for. Groups of cross-attention come behind these: their blocks hold the output of the
+request's encoder, are taken whole when it is admitted, and are shared by requests whose encoder reads the very same.
 
 Publication happens when the step that fills a block is scheduled, not when it is done: steps run in order, so whoever
 finds the block runs later or in the same step. A step therefore writes the keys and values of all its rows before any
@@ -16,7 +17,7 @@ from octavo.scheduler.block_hash import ROOT, BlockHasher, CacheSalt, EmbedsKey,
 from octavo.scheduler.block_pool import NULL_BLOCK, BlockPool
 from octavo.scheduler.group_managers import make_group_manager
 from octavo.scheduler.request import Request
-from octavo.types.kv_spec import KVCacheConfig
+from octavo.types.kv_spec import CrossAttentionSpec, KVCacheConfig
 from octavo.types.prompts import EMBEDS_DIGEST_BYTES
 from octavo.types.step import NewBlocks
 
@@ -27,6 +28,7 @@ class PrefixHit:
 
     num_tokens: int
     tables: list[list[int]]  # for each group, block ids with null blocks where nothing is read
+    num_to_encode: int = 0  # positions of its encoder's output, when no earlier request had the same
 
 
 class KVCacheManager:
@@ -38,15 +40,20 @@ class KVCacheManager:
         *,
         max_chunk: int,
         enable_prefix_caching: bool,
+        max_encoder_len: int = 0,
         hash_key: bytes | None = None,
     ):
         block_sizes = {group.spec.block_size for group in config.groups}
         if len(block_sizes) != 1:
             raise ConfigError(f"all KV groups must have one block size, there are {sorted(block_sizes)}")
         self.block_size = block_sizes.pop()
-        self.num_groups = len(config.groups)
-        self.pool = BlockPool(config.num_blocks, self.num_groups)
-        self._managers = [make_group_manager(i, g.spec, self.pool, max_chunk) for i, g in enumerate(config.groups)]
+        growing = [group.spec for group in config.groups if not isinstance(group.spec, CrossAttentionSpec)]
+        self.num_groups = len(growing)
+        self.num_tables = len(config.groups)
+        self._cross_groups = range(self.num_groups, self.num_tables)
+        self._max_encoder_len = max_encoder_len
+        self.pool = BlockPool(config.num_blocks, self.num_tables)
+        self._managers = [make_group_manager(i, spec, self.pool, max_chunk) for i, spec in enumerate(growing)]
         self._early_freeing = [m for m in self._managers if m.frees_early]
         self._enable_prefix_caching = enable_prefix_caching and not config.has_row_states
         self._hash_block = BlockHasher(self.block_size, hash_key)
@@ -58,15 +65,16 @@ class KVCacheManager:
         return 1.0 - self.pool.num_free / self.pool.num_usable
 
     def max_blocks_held(self, num_tokens: int) -> int:
-        """Most blocks that a request of `num_tokens` tokens holds at any time, over all groups."""
+        """Most blocks that a request of `num_tokens` tokens holds at any time, over all groups that grow."""
         return sum(manager.max_blocks_held(num_tokens) for manager in self._managers)
 
     def max_request_tokens(self, limit: int) -> int:
         """The most tokens, up to `limit`, that one request alone can keep in the whole pool."""
+        num_usable = self.pool.num_usable - self._num_encoder_blocks(self._max_encoder_len)
         low, high = 0, limit
         while low < high:
             middle = (low + high + 1) // 2
-            if self.max_blocks_held(middle) <= self.pool.num_usable:
+            if self.max_blocks_held(middle) <= num_usable:
                 low = middle
             else:
                 high = middle - 1
@@ -79,7 +87,7 @@ class KVCacheManager:
         changes.
         """
         if not self._enable_prefix_caching or not request.reads_prefix_cache:
-            return PrefixHit(0, [[] for _ in self._managers])
+            return PrefixHit(0, [[] for _ in range(self.num_tables)], request.num_encoder_positions)
         num_blocks = (len(request.token_ids) - 1) // self.block_size
         names = self._names_of(request, num_blocks)
         before = -1
@@ -87,13 +95,23 @@ class KVCacheManager:
             before = num_blocks
             for manager in self._managers:
                 num_blocks = manager.longest_prefix(names, num_blocks)
-        return PrefixHit(num_blocks * self.block_size, [m.prefix_table(names, num_blocks) for m in self._managers])
+        tables = [manager.prefix_table(names, num_blocks) for manager in self._managers]
+        encoded = self._find_encoder_output(request)
+        num_to_encode = 0 if any(encoded) else request.num_encoder_positions
+        return PrefixHit(num_blocks * self.block_size, tables + encoded, num_to_encode)
+
+    def _find_encoder_output(self, request: Request) -> list[list[int]]:
+        """The tables of the cross-attention groups, when all that the encoder makes of the input is there; else empty ones."""
+        names = self._encoder_names_of(request)
+        tables = [[self.pool.find(group, name) for name in names] for group in self._cross_groups]
+        return [[] for _ in tables] if any(NULL_BLOCK in table for table in tables) else tables
 
     def num_blocks_to_admit(self, request: Request, hit: PrefixHit) -> int:
         """Free blocks that the whole prefill of a waiting request takes, the part found in use by others left out."""
         ref_count = self.pool.ref_count
         num_shared = sum(ref_count(block) > 0 for table in hit.tables for block in table)
-        return self.max_blocks_held(request.num_tokens) - num_shared
+        num_needed = self.max_blocks_held(request.num_tokens) + self._num_encoder_blocks(request.num_encoder_positions)
+        return num_needed - num_shared
 
     @property
     def num_unreserved(self) -> int:
@@ -108,6 +126,8 @@ class KVCacheManager:
         for table, hit_table in zip(request.block_ids, hit.tables, strict=True):
             self.pool.share(hit_table)
             table[:] = hit_table
+        if hit.num_to_encode:
+            self._allocate_encoder_output(request)
         request.num_computed_tokens = request.num_prefix_tokens = hit.num_tokens
         request.num_published_blocks = hit.num_tokens // self.block_size
         allocated = self.allocate(request, num_new_tokens)
@@ -129,15 +149,24 @@ class KVCacheManager:
         if count > 0:
             if count * self.num_groups > self.num_unreserved + request.num_reserved_blocks:
                 return None
-            for group, table in enumerate(request.block_ids):
+            for group in range(self.num_groups):
                 blocks = self.pool.allocate(count)
-                table += blocks
+                request.block_ids[group] += blocks
                 new_blocks.append(NewBlocks(request.row, group, start, blocks))
         if request.num_reserved_blocks or num_tokens < request.num_tokens:
             self._reserve(request, self._num_blocks_left_to_take(request) if num_tokens < request.num_tokens else 0)
         if self._enable_prefix_caching:
             self._publish(request, num_tokens)
         return new_blocks
+
+    def _allocate_encoder_output(self, request: Request) -> None:
+        """Take the blocks that the encoder's output goes to in the step to come, and let others find them."""
+        names = self._encoder_names_of(request) if self._enable_prefix_caching else []
+        for group in self._cross_groups:
+            blocks = self.pool.allocate(-(-request.num_encoder_positions // self.block_size))
+            request.block_ids[group] += blocks
+            for block, name in zip(blocks, names, strict=False):
+                self.pool.publish(block, group, name)
 
     def num_slots(self, request: Request) -> int:
         """Tokens the request's blocks have room for."""
@@ -159,9 +188,9 @@ class KVCacheManager:
 
     def withdraw(self, request: Request) -> None:
         """Make the blocks of a request unfindable, whoever filled them: their contents are in doubt."""
-        for name in request.block_names:
-            for manager in self._managers:
-                block = self.pool.find(manager.group, name)
+        for group in range(self.num_tables):
+            for name in request.encoder_names if group in self._cross_groups else request.block_names:
+                block = self.pool.find(group, name)
                 if block != NULL_BLOCK:
                     self.pool.forget(block)
 
@@ -176,8 +205,10 @@ class KVCacheManager:
         reserved = 0
         for request in running:
             reserved += request.num_reserved_blocks
-            lengths = {len(table) for table in request.block_ids}
+            lengths = {len(table) for table in request.block_ids[: self.num_groups]}
             assert len(lengths) == 1, f"request {request.request_id} has tables of lengths {lengths}"
+            for group in self._cross_groups:
+                assert len(request.block_ids[group]) == -(-request.num_encoder_positions // self.block_size)
             assert self.num_slots(request) >= request.num_computed_tokens
             for group, table in enumerate(request.block_ids):
                 for index, block in enumerate(table):
@@ -187,11 +218,18 @@ class KVCacheManager:
                     other_group, other_index, other = holders.setdefault(block, (group, index, request))
                     if other is not request:
                         assert (other_group, other_index) == (group, index), f"block {block} is in two places"
-                        assert request.block_names[index] == other.block_names[index], f"block {block} has two contents"
+                        one, two = (
+                            r.encoder_names if group in self._cross_groups else r.block_names for r in (request, other)
+                        )
+                        assert one[index] == two[index], f"block {block} has two contents"
                     else:
                         assert (other_group, other_index) == (group, index), f"block {block} is twice in one request"
         assert reserved == self._num_reserved, f"{self._num_reserved} blocks reserved, requests know of {reserved}"
         self.pool.check_invariants(owned)
+
+    def _num_encoder_blocks(self, num_positions: int) -> int:
+        """Blocks that an encoder's output takes, over all groups of cross-attention."""
+        return -(-num_positions // self.block_size) * len(self._cross_groups)
 
     def _reserve(self, request: Request, count: int) -> None:
         self._num_reserved += count - request.num_reserved_blocks
@@ -199,7 +237,7 @@ class KVCacheManager:
 
     def _num_blocks_left_to_take(self, request: Request) -> int:
         total = 0
-        for manager, table in zip(self._managers, request.block_ids, strict=True):
+        for manager, table in zip(self._managers, request.block_ids, strict=False):
             num_to_come = -(-request.num_tokens // self.block_size) - len(table)
             num_held = len(table) - table.count(NULL_BLOCK) if manager.frees_early else len(table)
             total += max(0, min(num_to_come, manager.max_blocks_held(request.num_tokens) - num_held))
@@ -212,7 +250,7 @@ class KVCacheManager:
             return
         names = self._names_of(request, num_full)
         publish = self.pool.publish
-        for group, table in enumerate(request.block_ids):
+        for group, table in enumerate(request.block_ids[: self.num_groups]):
             for i in range(first, num_full):
                 if table[i] != NULL_BLOCK:
                     publish(table[i], group, names[i])
@@ -225,7 +263,8 @@ class KVCacheManager:
             return names
         size, hash_block = self.block_size, self._hash_block
         token_ids = request.token_ids
-        parent = names[-1] if names else ROOT
+        # What a decoder keeps follows from all that its encoder read.
+        parent = names[-1] if names else ROOT if request.encoder_input is None else self._encoder_names_of(request)[0]
         extra_keys: tuple[ExtraKey, ...] = ()
         if request.cache_salt is not None and not names:
             extra_keys = (CacheSalt(request.cache_salt),)
@@ -238,3 +277,12 @@ class KVCacheManager:
             extra_keys = ()
             names.append(parent)
         return names
+
+    def _encoder_names_of(self, request: Request) -> list[bytes]:
+        """The names of the blocks of its encoder's output; computed once and kept."""
+        if not request.encoder_names and request.encoder_input is not None:
+            extra_keys = () if request.cache_salt is None else (CacheSalt(request.cache_salt),)
+            name = self._hash_block.encoder_output(request.encoder_input, extra_keys)
+            num_blocks = -(-request.num_encoder_positions // self.block_size)
+            request.encoder_names = [name + i.to_bytes(4, "little") for i in range(num_blocks)]
+        return request.encoder_names

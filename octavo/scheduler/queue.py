@@ -35,7 +35,7 @@ class RequestQueue:
             self._sweep()
         heapq.heappush(self._heap, (request.priority, request.arrival, request))
         self._members.add(request.arrival)
-        self.num_prompt_tokens += request.num_prompt_tokens
+        self.num_prompt_tokens += request.num_input_tokens
 
     def peek(self) -> Request:
         """The request to run next; the queue must not be empty."""
@@ -58,7 +58,7 @@ class RequestQueue:
 
     def _forget(self, request: Request) -> None:
         self._members.remove(request.arrival)
-        self.num_prompt_tokens -= request.num_prompt_tokens
+        self.num_prompt_tokens -= request.num_input_tokens
 
     def _sweep(self) -> None:
         self._heap = [entry for entry in self._heap if entry[1] in self._members]

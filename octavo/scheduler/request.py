@@ -35,6 +35,8 @@ class Request:
         "block_names",
         "cache_salt",
         "discard_through_step",
+        "encoder_input",
+        "encoder_names",
         "eos_token_ids",
         "final_step",
         "first_scheduled_time",
@@ -78,6 +80,7 @@ class Request:
         self.sampling_params = params
         self.pooling_params = engine_request.pooling_params
         self.prompt_embeds = engine_request.prompt_embeds
+        self.encoder_input = engine_request.encoder_input
         self.priority = priority
         self.arrival = arrival
         self.status = RequestStatus.WAITING
@@ -116,6 +119,7 @@ class Request:
         if self.pooling_params is not None and self.pooling_params.skip_reading_prefix_cache:
             self.reads_prefix_cache = False
         self.block_ids: list[list[int]] = [[] for _ in range(num_groups)]
+        self.encoder_names: list[bytes] = []  # of the blocks of its encoder's output
         self.block_names: list[bytes] = []  # of the full blocks of known tokens, as far as needed so far
         self.num_published_blocks = 0  # leading blocks that were offered to the prefix cache since admission
         self.num_reserved_blocks = 0  # free blocks kept for the rest of its prefill
@@ -135,6 +139,16 @@ class Request:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_input_tokens(self) -> int:
+        """Of the client's: its prompt, and what its encoder reads."""
+        return self.num_prompt_tokens + self.num_encoder_positions
+
+    @property
+    def num_encoder_positions(self) -> int:
+        """Positions of its encoder's output; 0 for decoder-only models."""
+        return 0 if self.encoder_input is None else self.encoder_input.num_positions
 
     @property
     def is_finished(self) -> bool:

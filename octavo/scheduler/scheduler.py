@@ -83,6 +83,7 @@ class Scheduler:
             kv_cache_config,
             max_chunk=config.max_num_batched_tokens,
             enable_prefix_caching=cache_config.enable_prefix_caching,
+            max_encoder_len=config.max_encoder_len,
         )
         # Where every request ends at the latest. Its last token is sampled, not computed, and needs no slot.
         self._pool_tokens = self._kv.max_request_tokens(config.max_model_len)
@@ -137,7 +138,7 @@ class Scheduler:
         num_tokens = self._waiting.num_prompt_tokens + self._grammars.num_prompt_tokens
         check_queue(engine_request, self._config, self.num_waiting, num_tokens)
         priority = self._rank(engine_request) if self._has_priorities else 0.0
-        request = Request(engine_request, self._num_arrivals, priority, self.max_total_tokens, self._kv.num_groups)
+        request = Request(engine_request, self._num_arrivals, priority, self.max_total_tokens, self._kv.num_tables)
         self._num_arrivals += 1
         self._requests[request.request_id] = request
         if request.sampling_params.structured_outputs is None:
@@ -309,7 +310,8 @@ class Scheduler:
                 return
             hit = self._kv.find_prefix(request)
             is_contended = len(self._waiting) > 1 or bool(step.chunk_requests)
-            size = self._chunk_size(request.num_tokens - hit.num_tokens, step.budget, is_contended)
+            budget = max(0, step.budget - hit.num_to_encode)
+            size = self._chunk_size(request.num_tokens - hit.num_tokens, budget, is_contended)
             if not size or not self._fits(request, hit):
                 return
             self._waiting.pop()
@@ -329,6 +331,8 @@ class Scheduler:
             self._stats.prefix_cache_queries += request.num_tokens
             self._stats.prefix_cache_hits += hit.num_tokens
         self._kv.admit(request, size, hit)
+        step.budget -= hit.num_to_encode
+        self._stats.num_prompt_tokens += hit.num_to_encode
         step.new_rows.append(
             NewRow(
                 row=request.row,
@@ -340,6 +344,8 @@ class Scheduler:
                 stop_token_ids=sorted(request.stop_token_ids),
                 block_ids=[table.copy() for table in request.block_ids],
                 pooling_params=request.pooling_params,
+                num_encoder_positions=request.num_encoder_positions,
+                encoder_input=request.encoder_input if hit.num_to_encode else None,
                 prompt_embeds=request.prompt_embeds,
             )
         )
@@ -562,17 +568,18 @@ class Scheduler:
                     message = request.grammar.error
                 outputs.append(self._fail(request, message))
             self._kv.withdraw(request)
-            doubtful_roots.update(request.block_names[:1])
+            doubtful_roots.update(request.block_names[:1] + request.encoder_names[:1])
         for request in list(self._requests.values()):
             # Admitted in the failed step or later, from a prefix that a failed row may have filled: start over.
-            if (
-                request.admitted_step >= step_id
-                and request.num_prefix_tokens
-                and request.block_names[0] in doubtful_roots
-            ):
+            if request.admitted_step >= step_id and not doubtful_roots.isdisjoint(_shared_roots(request)):
                 if request.status == RequestStatus.RUNNING:
                     self._preempt(request)
                 self._kv.withdraw(request)
                 request.discard_through_step = self._last_step_issued
                 request.num_tokens = len(request.token_ids)
         return outputs
+
+
+def _shared_roots(request: Request) -> list[bytes]:
+    """The first names of what a running request may have from others: its prefix, and its encoder's output."""
+    return request.block_names[: 1 if request.num_prefix_tokens else 0] + request.encoder_names[:1]

@@ -51,7 +51,7 @@ class UsageCounter:
         self.reasoning_tokens: int | None = None  # of these; None: the model's reasoning is not told apart
 
     def record(self, prompt_index: int, output: RequestOutput) -> None:
-        self._prompt_tokens[prompt_index] = len(output.prompt_token_ids)
+        self._prompt_tokens[prompt_index] = output.num_prompt_tokens
         self._cached_tokens[prompt_index] = max(output.num_cached_tokens, self._cached_tokens.get(prompt_index, 0))
         self.completion_tokens += sum(len(completion.token_ids) for completion in output.outputs)
 

@@ -63,6 +63,11 @@ class PromptMaker:
         return [EmbedsPrompt(prompt_embeds=await asyncio.to_thread(load_embeds, text, self.model)) for text in texts]
 
     async def _texts(self, request: CompletionRequest) -> list[TokensPrompt]:
+        if request.echo and self.model.encoder_decoder is not None:
+            raise ClientError(
+                "echo=true is not supported by this model: its prompt goes to an encoder, and no answer goes on from it.",
+                param="echo",
+            )
         add_special_tokens = request.add_special_tokens is not False
         prompts: list[TokensPrompt] = []
         for prompt in split_prompts(request.prompt):

@@ -70,7 +70,11 @@ class LatentSpec(msgspec.Struct, frozen=True, tag="latent"):
         return self.block_size * self.width * DTYPE_BYTES[self.dtype]
 
 
-KVSpec = FullAttentionSpec | SlidingWindowSpec | LatentSpec
+class CrossAttentionSpec(FullAttentionSpec, frozen=True, tag="cross"):
+    """Keys and values of every position of the encoder, written once, before the request's own tokens, which all read them."""
+
+
+KVSpec = FullAttentionSpec | SlidingWindowSpec | LatentSpec | CrossAttentionSpec
 
 
 def max_blocks_held(spec: KVSpec, num_tokens: int, max_chunk: int) -> int:
@@ -121,7 +125,8 @@ def make_kv_groups(specs: dict[str, KVSpec]) -> list[KVGroup]:
 
     The group size is the smallest number of layers of any one spec, so that a model with 5 sliding layers for each full
     one gets five sliding groups and one full group and wastes at most one page a group. All specs must have equal page
-    bytes (they share a pool): a spec that differs raises ValueError with both sizes.
+    bytes (they share a pool): a spec that differs raises ValueError with both sizes. Groups of cross-attention come last:
+    those before them grow with a request's tokens.
     """
     by_spec: dict[KVSpec, list[str]] = {}
     for name, spec in specs.items():
@@ -133,7 +138,7 @@ def make_kv_groups(specs: dict[str, KVSpec]) -> list[KVGroup]:
         return []
     size = min(len(names) for names in by_spec.values())
     groups = []
-    for spec, names in by_spec.items():
+    for spec, names in sorted(by_spec.items(), key=lambda item: isinstance(item[0], CrossAttentionSpec)):
         # Spread the remainder: ceil(len / size) groups whose sizes differ by at most one would leave pages of the larger
         # buffers unused, so fill groups to `size` and leave the slack in the last one.
         for start in range(0, len(names), size):

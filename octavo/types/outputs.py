@@ -136,3 +136,10 @@ class RequestOutput:
     lora_request: Any = None
     num_cached_tokens: int = 0
     error: str | None = None
+    encoder_prompt: str | None = None  # of encoder-decoder models; `prompt` is what the decoder began with
+    encoder_prompt_token_ids: list[int] | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens that the model read before it wrote."""
+        return len(self.prompt_token_ids) + len(self.encoder_prompt_token_ids or ())

@@ -1,6 +1,6 @@
 """What a caller may pass as a prompt: a string, token ids, or one of the dictionaries below."""
 
-from typing import Any, TypedDict
+from typing import Any, Required, TypedDict
 
 import msgspec
 
@@ -48,4 +48,11 @@ class PairPrompt(TypedDict):
     second: str
 
 
-PromptType = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt
+class EncoderDecoderPrompt(TypedDict, total=False):
+    """For encoder-decoder models: what the encoder reads, and what the answer begins with."""
+
+    encoder_prompt: Required[str | list[int] | TextPrompt | TokensPrompt]
+    decoder_prompt: str | list[int] | TextPrompt | TokensPrompt | None  # None: what the model's configuration says
+
+
+PromptType = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt | EncoderDecoderPrompt

@@ -10,6 +10,7 @@ import msgspec
 from octavo.types.outputs import Pooled, TokenLogprobs
 from octavo.types.pooling_params import PoolingParams
 from octavo.types.prompts import PromptEmbeds
+from octavo.types.request import EncoderInput
 from octavo.types.sampling_params import SamplingParams
 
 
@@ -26,6 +27,8 @@ class NewRow(msgspec.Struct, array_like=True):
     block_ids: list[list[int]]  # for each KV group
     pooling_params: PoolingParams | None = None
     prompt_embeds: PromptEmbeds | None = None  # of a prompt given as embeddings
+    num_encoder_positions: int = 0  # of an encoder-decoder model: what cross-attention reads
+    encoder_input: EncoderInput | None = None  # None: its output is in the blocks already, or there is none
 
 
 class NewBlocks(msgspec.Struct, array_like=True, gc=False):

@@ -7,7 +7,7 @@ permanent rows. Staging buffers rotate, since the device may still be reading th
 import numpy as np
 import torch
 
-from octavo.context import GroupMetadata, StepContext
+from octavo.context import EncoderOutputs, GroupMetadata, StepContext
 from octavo.ops.inputs import prepare_inputs
 from octavo.worker.rows import Rows
 
@@ -72,6 +72,9 @@ class InputBatch:
         state.num_computed_np[rows_np] = lens
         context = self.context(num, total, start_view, max(query_lens), int(lens.max()), starts.tolist(), lens.tolist())
         context.rows = row_view
+        if state.cross_groups:
+            token_rows = row_view.index_select(0, request_view)
+            context.encoder = self._encoder_outputs(token_rows, int(state.encoder_lens_np[rows_np].max()))
         return context
 
     def prepare_dummy(self, num_tokens: int, num_requests: int) -> StepContext:
@@ -106,7 +109,19 @@ class InputBatch:
         self.sampling_rows = self.decode_rows[:num]
         context = self.context(num, num, starts, 1, max_seq_len, None, None)
         context.rows = self.decode_rows[:num]
+        if self.rows_state.cross_groups:
+            context.encoder = self._encoder_outputs(context.rows, self.rows_state.max_encoder_len)
         return context
+
+    def _encoder_outputs(self, token_rows: torch.Tensor, max_len: int) -> EncoderOutputs:
+        """Where each token's encoder output lies; `token_rows` [tokens] are the tokens' rows."""
+        state = self.rows_state
+        return EncoderOutputs(
+            {group: state.block_tables[group].index_select(0, token_rows) for group in state.cross_groups},
+            self.arange[: len(token_rows) + 1],
+            state.encoder_lens.index_select(0, token_rows),
+            max_len,
+        )
 
     def _gather(self, rows, token_request, starts, num: int, total: int) -> None:
         state = self.rows_state

@@ -18,8 +18,10 @@ import torch
 
 from octavo.context import StepContext, set_step_context
 from octavo.layers.causal_lm import CausalLM
+from octavo.layers.encoder_decoder import EncoderDecoder
 from octavo.ops.inputs import store_sampled
 from octavo.types.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
+from octavo.worker.encoder_runner import EncoderRunner
 from octavo.worker.graphs import DecodeGraphs, DecodeOutput
 from octavo.worker.input_batch import InputBatch
 from octavo.worker.input_embeds import InputEmbeds
@@ -89,6 +91,7 @@ class ModelRunner:
         # A faster way than the model's own code to run steps that are not decode steps, where the platform has one.
         self.forward_mixed: Callable[[StepContext], torch.Tensor] | None = None
         self.prompt_logprobs = PromptLogprobs(model, rows)
+        self.encoder = EncoderRunner(model, rows, rows.max_encoder_len) if isinstance(model, EncoderDecoder) else None
         self.input_embeds = InputEmbeds(model, dtype, rows.device)
         self.embeds_width = embeds_width
         self.device = rows.device
@@ -152,6 +155,8 @@ class ModelRunner:
             self.input_embeds.add_row(new)
         if step.new_blocks:
             self.rows.add_blocks(step.new_blocks)
+        if self.encoder is not None:
+            self.encoder.run(step.new_rows)
 
     def _decode_by_graph(self, rows: list[int], is_plain: bool) -> _Forward:
         """`is_plain`: what the graph samples is what the rows ask for."""
@@ -249,6 +254,8 @@ class ModelRunner:
 
         The same path as a real step, but nothing is written to a cache block or a row: for measuring memory and warming up.
         """
+        if self.encoder is not None:
+            self.encoder.run_dummy(num_tokens)
         scratch = [self.rows.scratch] * num_requests
         context = self.batch.prepare_dummy(num_tokens, num_requests)
         embeds = None

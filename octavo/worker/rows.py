@@ -7,7 +7,7 @@ a twin on the host in NumPy, which the host advances by the same rule, so nothin
 import numpy as np
 import torch
 
-from octavo.types.kv_spec import KVCacheConfig
+from octavo.types.kv_spec import CrossAttentionSpec, KVCacheConfig
 from octavo.types.step import NewBlocks, NewRow
 
 
@@ -20,24 +20,30 @@ def upload(values: np.ndarray, device: torch.device) -> torch.Tensor:
 class Rows:
     """`max_rows` rows and one scratch row (the last), where padding requests read and write."""
 
-    def __init__(self, max_rows: int, max_len: int, device: torch.device):
+    def __init__(self, max_rows: int, max_len: int, device: torch.device, max_encoder_len: int = 0):
         self.device = device
-        self.max_rows, self.max_len = max_rows, max_len
+        self.max_rows, self.max_len, self.max_encoder_len = max_rows, max_len, max_encoder_len
         self.scratch = max_rows
         self.token_ids = torch.zeros(max_rows + 1, max_len, dtype=torch.int32, device=device)
         self.num_computed = torch.zeros(max_rows + 1, dtype=torch.int32, device=device)
         self.num_prompt = torch.zeros(max_rows + 1, dtype=torch.int32, device=device)
         self.num_computed_np = np.zeros(max_rows + 1, dtype=np.int32)
         self.num_prompt_np = np.zeros(max_rows + 1, dtype=np.int32)
+        # Of encoder-decoder models: positions of the encoder's output. The scratch row reads one of the null block.
+        self.encoder_lens = torch.ones(max_rows + 1, dtype=torch.int32, device=device)
+        self.encoder_lens_np = np.ones(max_rows + 1, dtype=np.int32)
+        self.cross_groups: list[int] = []  # the KV groups that keep it
         self.block_tables: list[torch.Tensor] = []
         self.block_sizes: list[int] = []
 
     def make_block_tables(self, config: KVCacheConfig) -> None:
         """Allocate a block table a KV group."""
-        for group in config.groups:
+        for index, group in enumerate(config.groups):
             size = group.spec.block_size
+            if isinstance(group.spec, CrossAttentionSpec):
+                self.cross_groups.append(index)
             # One block of slack: with two steps in flight a request may be given one token past its end.
-            width = -(-self.max_len // size) + 1
+            width = -(-max(self.max_len, self.max_encoder_len) // size) + 1
             self.block_tables.append(torch.zeros(self.max_rows + 1, width, dtype=torch.int32, device=self.device))
             self.block_sizes.append(size)
 
@@ -48,6 +54,7 @@ class Rows:
                 [new.row for new in new_rows],
                 [new.num_computed_tokens for new in new_rows],
                 [new.num_prompt_tokens for new in new_rows],
+                [new.num_encoder_positions for new in new_rows],
             ],
             dtype=np.int32,
         )
@@ -61,12 +68,14 @@ class Rows:
             for table, ids in zip((self.token_ids, *self.block_tables), (new.token_ids, *new.block_ids), strict=True):
                 table[new.row, : len(ids)] = sent[at : at + len(ids)]
                 at += len(ids)
-        rows, computed, prompt = sent[: counters.size].view(3, -1)
+        rows, computed, prompt, encoder_lens = sent[: counters.size].view(4, -1)
         index = rows.long()
         self.num_computed[index] = computed
         self.num_prompt[index] = prompt
+        self.encoder_lens[index] = encoder_lens
         self.num_computed_np[counters[0]] = counters[1]
         self.num_prompt_np[counters[0]] = counters[2]
+        self.encoder_lens_np[counters[0]] = counters[3]
 
     def add_blocks(self, new_blocks: list[NewBlocks]) -> None:
         """Write the blocks that rows got in this step: one scattered write a group, however many rows."""

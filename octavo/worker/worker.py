@@ -25,7 +25,7 @@ from octavo.ops.triton_compile import KernelCompiler
 from octavo.ops.triton_support import has_triton
 from octavo.ops.triton_utils import record_launches
 from octavo.platforms import get_platform
-from octavo.types.kv_spec import KVCacheConfig, KVGroup, KVSpec, max_blocks_held
+from octavo.types.kv_spec import CrossAttentionSpec, KVCacheConfig, KVGroup, KVSpec, max_blocks_held
 from octavo.types.sampling_params import SamplingParams
 from octavo.types.step import NewRow, SchedulerOutput, TokenMasks
 from octavo.worker.compile import compile_blocks
@@ -182,7 +182,11 @@ class Worker:
             room = free - working - GRAPH_RESERVE if self.device.type == "cuda" else None
             kv_bytes = kv_cache_bytes(limit, weights + states + working + other, room)
         chunk = scheduler.max_num_batched_tokens
-        blocks_per_request = sum(max_blocks_held(g.spec, scheduler.max_model_len, chunk) for g in groups)
+        blocks_per_request = 0
+        for group in groups:
+            is_cross = isinstance(group.spec, CrossAttentionSpec)
+            longest = scheduler.max_encoder_len if is_cross else scheduler.max_model_len
+            blocks_per_request += max_blocks_held(group.spec, longest, chunk)
         useful = 1 + scheduler.max_num_seqs * blocks_per_request
         num_blocks = count_blocks(
             kv_bytes,
@@ -258,7 +262,7 @@ class Worker:
     def _make_runner(self, kv: KVCacheConfig) -> None:
         """Allocate rows, buffers and cache for `kv`, and point the attention layers at their pages."""
         scheduler, vocab_size = self.config.scheduler, self.config.model.vocab_size
-        self.rows = Rows(scheduler.max_num_seqs, scheduler.max_model_len, self.device)
+        self.rows = Rows(scheduler.max_num_seqs, scheduler.max_model_len, self.device, scheduler.max_encoder_len)
         self.rows.make_block_tables(kv)
         batch = InputBatch(self.rows, scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
         self._allocate_kv_cache(kv)

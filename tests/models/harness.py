@@ -22,22 +22,27 @@ BLOCK_SIZE = 16
 LOGPROB_TOLERANCE = 1e-3
 
 
-def random_checkpoint(model_type: str, changes: dict[str, Any], folder: Path) -> torch.nn.Module:
+def random_checkpoint(
+    model_type: str, changes: dict[str, Any], folder: Path, with_encoder: bool = False
+) -> torch.nn.Module:
     """A tiny checkpoint of an architecture, saved to `folder`; returns transformers' model, the oracle.
 
     Weights are drawn wide and norms away from one, so that a wrong scale, bias or order shows in the logits.
     """
-    config = tiny_config(model_type, changes)
+    config = tiny_config(model_type, changes, with_encoder)
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    make = transformers.AutoModelForSeq2SeqLM if with_encoder else transformers.AutoModelForCausalLM
+    model = make.from_config(config, dtype=torch.float32).eval()
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:  # tables of sines
+            continue
         noise = torch.randn_like(parameter)
         if parameter.dim() == 1 or "norm" in name or "bias" in name:
             parameter.data += 0.1 * noise
         else:
             parameter.data *= 3
     for name, buffer in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(("e_score_correction_bias", "final_logits_bias")):
             buffer += 0.1 * torch.randn_like(buffer)
     model.save_pretrained(folder)
     return model

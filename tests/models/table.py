@@ -240,6 +240,22 @@ ROWS = {
     "YoutuForCausalLM": Row("youtu"),
 }
 
+# Of encoder-decoder models, all native. Decoders begin with a token that is none of padding.
+_BEGIN = {"decoder_start_token_id": 2, "pad_token_id": 1}
+_SPREAD = {**_BEGIN, "init_std": 0.1}  # wide enough that answers depend on what the encoder read
+ENCODER_DECODER_ROWS = {
+    "BartForConditionalGeneration": Row("bart", _SPREAD),
+    "BlenderbotForConditionalGeneration": Row("blenderbot", _SPREAD),
+    "M2M100ForConditionalGeneration": Row("m2m_100", _SPREAD),
+    "MarianMTModel": Row("marian", {**_SPREAD, "activation_function": "swish", "scale_embedding": True}),
+    "MBartForConditionalGeneration": Row("mbart", {**_SPREAD, "scale_embedding": True}),
+    "MT5ForConditionalGeneration": Row("mt5", _BEGIN),
+    "PegasusForConditionalGeneration": Row("pegasus", {**_SPREAD, "activation_function": "relu"}),
+    "PLBartForConditionalGeneration": Row("plbart", _SPREAD),
+    "T5ForConditionalGeneration": Row("t5", _BEGIN),
+    "UMT5ForConditionalGeneration": Row("umt5", {**_BEGIN, "relative_attention_max_distance": 20}),
+}
+
 # Settings of native families beyond those of their rows.
 VARIANTS = {
     "llama": Row("llama", {}),

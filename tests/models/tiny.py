@@ -21,9 +21,12 @@ SIZES: dict[str, Any] = {
         ("intermediate_size", "n_inner", "ffn_dim", "decoder_ffn_dim", "ffn_hidden_size", "dim_ff", "dff"), 96
     ),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers"), LAYERS),
+    **dict.fromkeys(("num_decoder_layers", "encoder_layers"), LAYERS - 1),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"), HEADS),
+    "encoder_attention_heads": 2 * HEADS,
     **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "swa_num_key_value_heads"), KV_HEADS),
     **dict.fromkeys(("head_dim", "kv_channels", "rotary_dim"), HEAD_DIM),
+    "d_kv": 24,
     **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), CONTEXT),
     **dict.fromkeys(("sliding_window", "sliding_window_size", "attention_window"), WINDOW),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), EXPERTS),
@@ -46,14 +49,14 @@ SIZES: dict[str, Any] = {
 }
 
 
-def tiny_config(model_type: str, changes: dict[str, Any]) -> Any:
-    """The configuration of `model_type` with small sizes, then `changes`."""
+def tiny_config(model_type: str, changes: dict[str, Any], with_encoder: bool = False) -> Any:
+    """The configuration of `model_type` with small sizes, then `changes`. `with_encoder`: it is not its decoder's alone."""
     cls = transformers.CONFIG_MAPPING[model_type]
     known = cls().to_dict()
     sizes = {name: size for name, size in SIZES.items() if name in known}
     if "kv_lora_rank" in known:  # latent attention: a key for every head, and widths of its own
         sizes["num_key_value_heads"] = HEADS
         sizes.pop("head_dim", None)
-    if "is_decoder" in known:
+    if "is_decoder" in known and not with_encoder:
         sizes["is_decoder"] = True
     return cls(**{**sizes, **changes})

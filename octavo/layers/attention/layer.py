@@ -78,11 +78,15 @@ class PagedAttention(nn.Module):
         rope: Rope | None,
         q_norm: RMSNorm | None = None,
         k_norm: RMSNorm | None = None,
+        distance_bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """qkv [tokens, (num_heads + 2 * num_kv_heads) * head_dim] → [tokens, num_heads * head_dim].
 
-        `rope` None leaves positions out; the norms apply to each head before the rotation.
+        `rope` None leaves positions out; the norms apply to each head before the rotation; `distance_bias` is as in
+        `ops.attention`, for layers that have none of their own.
         """
+        if distance_bias is None:
+            distance_bias = self.distance_bias
         context = get_step_context()
         meta = context.groups[self.group]
         cos_sin = None if rope is None else rope.cos_sin
@@ -110,7 +114,7 @@ class PagedAttention(nn.Module):
                 self.window,
                 self.softcap,
                 self.sinks,
-                self.distance_bias,
+                distance_bias,
                 *self._scales,
             )
         else:
@@ -126,7 +130,7 @@ class PagedAttention(nn.Module):
                 interleaved,
                 *self._scales,
             )
-            out = self._attend(q)
+            out = self._attend(q, distance_bias)
         return out.flatten(1)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -136,9 +140,9 @@ class PagedAttention(nn.Module):
         """
         meta = get_step_context().groups[self.group]
         write_kv(k, v, self.kv_cache, meta.slot_mapping, *self._scales)
-        return self._attend(q)
+        return self._attend(q, self.distance_bias)
 
-    def _attend(self, q: torch.Tensor) -> torch.Tensor:
+    def _attend(self, q: torch.Tensor, distance_bias: torch.Tensor | None) -> torch.Tensor:
         context = get_step_context()
         return paged_attention(
             q,
@@ -152,7 +156,7 @@ class PagedAttention(nn.Module):
             self.window,
             self.softcap,
             self.sinks,
-            self.distance_bias,
+            distance_bias,
             context.query_start_loc_cpu,
             context.seq_lens_cpu,
             *self._scales,

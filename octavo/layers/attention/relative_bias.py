@@ -9,7 +9,8 @@ from octavo.context import get_step_context
 
 
 class RelativeBias(nn.Module):
-    """One number a head for each bucket (Raffel et al. 2020), as attention in both directions sees distances."""
+    """One number a head for each bucket (Raffel et al. 2020): the first buckets hold one distance each, the others grow with
+    it, and the last holds all from `max_distance` on."""
 
     def __init__(self, num_buckets: int, num_heads: int, max_distance: int = 128):
         super().__init__()
@@ -17,14 +18,19 @@ class RelativeBias(nn.Module):
         self.num_buckets, self.max_distance = num_buckets, max_distance
 
     def forward(self) -> torch.Tensor:
-        """[num_heads, length, length] for the step's longest request; each takes the corner of its own length."""
+        """In both directions, half the buckets for each: [num_heads, length, length] for the step's longest request; each
+        takes the corner of its own length."""
         positions = torch.arange(get_step_context().max_query_len, device=self.weight.device)
-        return self.weight[self._buckets(positions[None, :] - positions[:, None])].permute(2, 0, 1)
+        distance, half = positions[None, :] - positions[:, None], self.num_buckets // 2
+        return self.weight[self._buckets(distance.abs(), half) + (distance > 0) * half].permute(2, 0, 1)
 
-    def _buckets(self, distance: torch.Tensor) -> torch.Tensor:
-        """Half the buckets look back and half ahead; half of those are for one distance each, the rest grow with it."""
-        half = self.num_buckets // 2
-        exact, far = half // 2, distance.abs()
-        growth = torch.log(far.float().clamp(min=1) / exact) / math.log(self.max_distance / exact) * (half - exact)
-        bucket = torch.where(far < exact, far, (exact + growth.long()).clamp(max=half - 1))
-        return bucket + (distance > 0) * half
+    def looking_back(self) -> torch.Tensor:
+        """For causal attention, as `distance_bias` of `ops.attention`: [num_heads, max_distance + 1] float32."""
+        distance = torch.arange(self.max_distance + 1, device=self.weight.device)
+        return self.weight[self._buckets(distance, self.num_buckets)].T.float().contiguous()
+
+    def _buckets(self, distance: torch.Tensor, num_buckets: int) -> torch.Tensor:
+        exact = num_buckets // 2
+        growth = torch.log(distance.float().clamp(min=1) / exact) / math.log(self.max_distance / exact)
+        grown = (exact + (growth * (num_buckets - exact)).long()).clamp(max=num_buckets - 1)
+        return torch.where(distance < exact, distance, grown)
