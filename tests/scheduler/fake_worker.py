@@ -3,6 +3,9 @@
 The "model": the hidden value of position p is a hash of all tokens up to p, and the next token is a hash of that and the
 request's seed. A slot stores the hidden value of the token written there. Attention checks that every slot it reads holds
 the value of the very prefix it should, so that any wrong sharing, early reuse, missing block or stale row is an error here.
+
+Where there is an encoder, a hash of all that it reads takes the place of the hidden value before the first token; a slot of
+cross-attention stores it plus the slot's position.
 """
 
 from collections import deque
@@ -11,7 +14,7 @@ from dataclasses import dataclass, field
 from octavo.config.engine import CacheConfig, SchedulerConfig
 from octavo.scheduler.block_pool import NULL_BLOCK
 from octavo.scheduler.scheduler import Scheduler
-from octavo.types.kv_spec import FullAttentionSpec, KVCacheConfig, KVGroup, SlidingWindowSpec
+from octavo.types.kv_spec import CrossAttentionSpec, FullAttentionSpec, KVCacheConfig, KVGroup, SlidingWindowSpec
 from octavo.types.outputs import EngineOutput, FinishReason, TokenLogprobs
 from octavo.types.request import EngineRequest
 from octavo.types.sampling_params import SamplingParams
@@ -35,10 +38,18 @@ def sample(hidden: int, params: SamplingParams, masked: set[int]) -> int:
     return token_id
 
 
+def encoded(request: EngineRequest) -> int:
+    """The hidden value before the first token."""
+    hidden = 0
+    for token_id in () if request.encoder_input is None else request.encoder_input.token_ids:
+        hidden = extend(hidden, token_id + VOCAB)
+    return hidden
+
+
 def solo_run(request: EngineRequest, max_model_len: int) -> tuple[list[int], FinishReason]:
     """The answer of a request that is alone in the world."""
     params = request.sampling_params
-    hidden = 0
+    hidden = encoded(request)
     for token_id in request.prompt_token_ids:
         hidden = extend(hidden, token_id)
     eos = set() if params.ignore_eos else set(request.eos_token_ids)
@@ -64,6 +75,8 @@ class _Row:
     params: SamplingParams
     stops: set[int]
     tables: list[list[int]]
+    encoded: int
+    num_encoder_positions: int
     hidden: list[int] = field(default_factory=list)  # of each known token
 
 
@@ -74,6 +87,11 @@ class FakeWorker:
         self.kv = kv
         self.rows: dict[int, _Row] = {}
         self.slots: list[dict[tuple[int, int], int]] = [{} for _ in kv.groups]
+        is_cross = [isinstance(group.spec, CrossAttentionSpec) for group in kv.groups]
+        self.growing = [i for i, cross in enumerate(is_cross) if not cross]
+        self.cross = [i for i, cross in enumerate(is_cross) if cross]
+        self.encoded: dict[str, int] = {}  # by request: what must be found, whoever wrote it
+        self.num_encoded = 0  # positions
         self.num_prompt_tokens_computed = 0
         self.fail_request_ids: set[str] = set()  # their rows report an error and write nothing
         self.tolerates_damage = False  # rows that read something wrong sample GARBAGE instead of failing the test
@@ -92,7 +110,11 @@ class FakeWorker:
                 new.sampling_params,
                 set(new.stop_token_ids),
                 [list(table) for table in new.block_ids],
+                self.encoded[new.request_id],
+                new.num_encoder_positions,
             )
+            if new.encoder_input is not None and new.request_id not in self.fail_request_ids:
+                self._encode(self.rows[new.row])
         for blocks in step.new_blocks:
             table = self.rows[blocks.row].tables[blocks.group]
             assert len(table) == blocks.start, "blocks are not appended where the table ends"
@@ -140,16 +162,26 @@ class FakeWorker:
         if row.request_id in self.fail_request_ids:
             return
         while len(row.hidden) < len(row.token_ids):
-            row.hidden.append(extend(row.hidden[-1] if row.hidden else 0, row.token_ids[len(row.hidden)]))
+            row.hidden.append(extend(row.hidden[-1] if row.hidden else row.encoded, row.token_ids[len(row.hidden)]))
         start = row.num_computed_tokens
         assert start + count <= len(row.token_ids), "a token is scheduled that the row does not have"
         self.num_prompt_tokens_computed += max(0, min(start + count, row.num_prompt_tokens) - start)
-        for group, (spec, table) in enumerate(zip((g.spec for g in self.kv.groups), row.tables, strict=True)):
+        for group in self.growing:
+            spec, table = self.kv.groups[group].spec, row.tables[group]
             for position in range(start, start + count):
                 block = table[position // spec.block_size]
                 assert 0 < block < self.kv.num_blocks, f"block {block} is written"
                 self._forget_other_groups(group, block)
                 self.slots[group][block, position % spec.block_size] = row.hidden[position]
+
+    def _encode(self, row: _Row) -> None:
+        for group in self.cross:
+            size = self.kv.groups[group].spec.block_size
+            for position in range(row.num_encoder_positions):
+                block = row.tables[group][position // size]
+                self._forget_other_groups(group, block)
+                self.slots[group][block, position % size] = row.encoded + position
+        self.num_encoded += row.num_encoder_positions
 
     def _forget_other_groups(self, group: int, block: int) -> None:
         # A block's bytes are one group's at a time: writing through one group destroys what another had there.
@@ -161,14 +193,20 @@ class FakeWorker:
 
     def _spoil(self, row: _Row, count: int) -> None:
         # What a row writes depends on what it read in the layers before.
-        for group, table in enumerate(row.tables):
-            size = self.kv.groups[group].spec.block_size
+        for group in self.growing:
+            size, table = self.kv.groups[group].spec.block_size, row.tables[group]
             for position in range(row.num_computed_tokens, row.num_computed_tokens + count):
                 self.slots[group].pop((table[position // size], position % size), None)
 
     def _reads_are_right(self, row: _Row, count: int) -> bool:
         first_query = row.num_computed_tokens
-        for group, (spec, table) in enumerate(zip((g.spec for g in self.kv.groups), row.tables, strict=True)):
+        for group in self.cross:
+            size, table = self.kv.groups[group].spec.block_size, row.tables[group]
+            for i in range(row.num_encoder_positions):
+                if self.slots[group].get((table[i // size], i % size)) != row.encoded + i:
+                    return False
+        for group in self.growing:
+            spec, table = self.kv.groups[group].spec, row.tables[group]
             first = 0
             if isinstance(spec, SlidingWindowSpec):
                 first = max(0, first_query - spec.window + 1)
@@ -188,6 +226,10 @@ def sliding_spec(window: int, block_size: int = 4) -> SlidingWindowSpec:
     return SlidingWindowSpec(1, 8, "float32", block_size, window)
 
 
+def cross_spec(block_size: int = 4) -> CrossAttentionSpec:
+    return CrossAttentionSpec(1, 8, "float32", block_size)
+
+
 def kv_config(num_blocks: int, *specs: FullAttentionSpec | SlidingWindowSpec) -> KVCacheConfig:
     """A pool for one group a spec; a single full group of block size 4 by default."""
     groups = [KVGroup([f"layer.{i}"], spec) for i, spec in enumerate(specs or (full_spec(),))]
@@ -198,7 +240,7 @@ def make_request(request_id: str, prompt: list[int], **options: object) -> Engin
     """A request; keyword arguments of EngineRequest go there, all others to SamplingParams."""
     own = {
         name: options.pop(name)
-        for name in ("priority", "cache_salt", "output_token_ids", "arrival_time", "is_admitted")
+        for name in ("priority", "cache_salt", "output_token_ids", "arrival_time", "is_admitted", "encoder_input")
         if name in options
     }
     eos = options.pop("eos_token_ids", [EOS])
@@ -229,7 +271,7 @@ class Engine:
         cache = CacheConfig(block_size, "float32", 0.5, enable_prefix_caching=enable_prefix_caching)
         self.scheduler = Scheduler(config, cache, self.kv)
         self.worker = FakeWorker(self.kv)
-        self.depth = depth
+        self.depth, self.budget = depth, max_num_batched_tokens
         self.check = check
         self.in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
         self.steps: list[SchedulerOutput] = []
@@ -240,6 +282,7 @@ class Engine:
     def add(self, *requests: EngineRequest) -> None:
         for request in requests:
             self.scheduler.add_request(request)
+            self.worker.encoded[request.request_id] = encoded(request)
             self.tokens[request.request_id] = list(request.output_token_ids)
 
     def abort(self, *request_ids: str) -> list[EngineOutput]:
@@ -253,6 +296,10 @@ class Engine:
         """One round of the core's loop; returns the outputs of the step that was settled."""
         while len(self.in_flight) < self.depth and (step := self.scheduler.schedule()) is not None:
             self.steps.append(step)
+            num_to_encode = sum(
+                new.encoder_input.num_positions for new in step.new_rows if new.encoder_input is not None
+            )
+            assert step.total_num_scheduled_tokens + num_to_encode <= self.budget, "more than the budget"
             self.in_flight.append((step, self.worker.execute(step)))
             if self.check:
                 self.scheduler.check_invariants()

@@ -9,12 +9,13 @@ import random
 import pytest
 
 from octavo.types.outputs import FinishReason
-from octavo.types.request import EngineRequest
+from octavo.types.request import EncoderInput, EngineRequest
 from tests.scheduler.fake_worker import (
     EOS,
     GARBAGE,
     VOCAB,
     Engine,
+    cross_spec,
     full_spec,
     kv_config,
     make_request,
@@ -26,15 +27,21 @@ GROUPS = {
     "full": lambda rng: [full_spec()],
     "sliding": lambda rng: [sliding_spec(rng.randint(1, 20))],
     "full+sliding": lambda rng: [full_spec(), sliding_spec(rng.randint(1, 20)), sliding_spec(rng.randint(1, 20))],
+    "full+cross": lambda rng: [full_spec(), cross_spec()],
+    "full+sliding+2 cross": lambda rng: [full_spec(), sliding_spec(rng.randint(1, 20)), cross_spec(), cross_spec()],
 }
+MAX_ENCODER_LEN = 20
 
 
 def random_engine(rng: random.Random, groups: str, depth: int) -> Engine:
     specs = GROUPS[groups](rng)
     max_num_seqs = rng.choice([1, 3, 8])
-    is_chunked = rng.random() < 0.8
+    has_encoder = "cross" in groups
+    is_chunked = rng.random() < 0.8 or has_encoder
     max_model_len = 64
     budget = rng.randint(max_num_seqs, 40) if is_chunked else max_model_len
+    if has_encoder:
+        budget += MAX_ENCODER_LEN
     return Engine(
         kv_config(rng.choice([13, 20, 40]) * len(specs), *specs),
         depth=depth,
@@ -45,6 +52,7 @@ def random_engine(rng: random.Random, groups: str, depth: int) -> Engine:
         enable_chunked_prefill=is_chunked,
         long_prefill_token_threshold=rng.choice([0, 0, 5]),
         policy=rng.choice(["fcfs", "priority"]),
+        max_encoder_len=MAX_ENCODER_LEN if has_encoder else 0,
     )
 
 
@@ -64,6 +72,8 @@ def random_request(rng: random.Random, engine: Engine, index: int, stems: list[l
     }
     if engine.scheduler._has_priorities:
         options["priority"] = rng.randint(-1, 1)
+    if engine.worker.cross:
+        options["encoder_input"] = EncoderInput([rng.randrange(3)] * rng.choice([1, 7, 8, MAX_ENCODER_LEN]))
     request = make_request(f"r{index}", prompt[: engine.scheduler.max_total_tokens - 1], **options)
     if rng.random() < 0.1:  # resubmitted: its client has the first tokens already
         answer, _ = solo_run(request, engine.scheduler.max_total_tokens)
@@ -110,11 +120,17 @@ def test_answers_are_solo_answers_and_accounting_holds(seed: int, groups: str, d
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(4))
-def test_failing_rows_hurt_nobody_else(seed: int, depth: int) -> None:
+@pytest.mark.parametrize("has_encoder", [False, True])
+def test_failing_rows_hurt_nobody_else(seed: int, depth: int, has_encoder: bool) -> None:
     # Much sharing between requests of the same step and of neighbouring steps, so that failed rows leave traps behind.
     rng = random.Random(f"fail/{seed}/{depth}")
+    specs = [cross_spec()] if has_encoder else []
     engine = Engine(
-        kv_config(80, full_spec(), sliding_spec(6)), depth=depth, max_num_batched_tokens=60, max_model_len=64
+        kv_config(80, full_spec(), sliding_spec(6), *specs),
+        depth=depth,
+        max_num_batched_tokens=60,
+        max_model_len=64,
+        max_encoder_len=MAX_ENCODER_LEN if has_encoder else 0,
     )
     engine.worker.tolerates_damage = True
     stems = [[rng.randrange(VOCAB) for _ in range(30)] for _ in range(2)]
@@ -123,9 +139,10 @@ def test_failing_rows_hurt_nobody_else(seed: int, depth: int) -> None:
         if len(requests) < 40 and rng.random() < 0.7:
             for _ in range(rng.randint(1, 4)):
                 prompt = [*rng.choice(stems)[: rng.choice([9, 20, 30])], rng.randrange(VOCAB)]
-                request = make_request(
-                    f"r{len(requests)}", prompt, max_tokens=rng.randint(1, 12), seed=rng.randrange(3)
-                )
+                options = {"max_tokens": rng.randint(1, 12), "seed": rng.randrange(3)}
+                if has_encoder:
+                    options["encoder_input"] = EncoderInput([rng.randrange(2)] * 9)
+                request = make_request(f"r{len(requests)}", prompt, **options)
                 engine.add(request)
                 requests[request.request_id] = request
                 if rng.random() < 0.2:
