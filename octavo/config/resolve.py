@@ -111,7 +111,7 @@ def resolve(
     model_impl = pooling.model_impl if pooling is not None else _model_impl(args, hf, native_architectures, notes)
     stored_quantization = model_rules.stored_quantization(hf)
     quantization = (
-        _fp8(args, stored_quantization, platform, load_format, model_impl, notes)
+        _fp8(args, text, stored_quantization, platform, load_format, model_impl, notes)
         or _online_int(args, platform, load_format, model_impl, notes)
         or _quantization(args, platform, checkpoint, load_format, model_impl, notes)
     )
@@ -388,6 +388,7 @@ def _online_int(
 
 def _fp8(
     args: EngineArgs,
+    text: HFConfig,
     stored: Mapping[str, Any] | None,
     platform: Platform,
     load_format: str,
@@ -413,11 +414,16 @@ def _fp8(
             raise ConfigError(f"quantization=fp8 is not supported here: {why}.", param="quantization")
     if not platform.supports_graphs:
         notes.append(f"quantization=fp8: on {platform.name} by the reference operators, which are right and very slow")
+    if text.num_experts:
+        done = "stay as they are" if stored is None else "are decoded while they load"
+        notes.append(f"quantization=fp8: experts {done}, and take the bytes of the model's data type")
     return "fp8"
 
 
 def _fp8_bytes(checkpoint: Checkpoint, text: HFConfig, dtype: str) -> int:
-    """A byte a number, and `dtype` for the embedding and the head."""
+    """A byte a number, and `dtype` for the embedding and the head; for all where there are experts, which outweigh the rest."""
+    if text.num_experts:
+        return _weight_bytes(checkpoint, dtype)
     tables = text.vocab_size * text.hidden_size * (1 if text.tie_word_embeddings else 2)
     plain = min(tables, checkpoint.num_parameters)
     return plain * DTYPE_BYTES[dtype] + checkpoint.num_parameters - plain
@@ -472,13 +478,13 @@ def _fp8_cache(text: HFConfig, platform: Platform, asked: str, notes: list[str])
         (asked == "fp8_e5m2", "E4M3 keeps a bit more of every number; use fp8"),
         (platform.fp8_refusal is not None, platform.fp8_refusal),
         (text.get("kv_lora_rank"), "cached latents keep the model's data type"),
+        (text.get("is_encoder_decoder"), "what an encoder makes is kept in the model's data type"),
     ):
         if refused:
             raise ConfigError(f"kv_cache_dtype={asked} is not supported here: {why}.", param="kv_cache_dtype")
     if not platform.supports_graphs:
         notes.append(f"kv_cache_dtype=fp8_e4m3: on {platform.name} by the reference operators, half the bytes but slow")
     return "fp8_e4m3"
-        (text.get("is_encoder_decoder"), "what an encoder makes is kept in the model's data type"),
 
 
 def _block_size(args: EngineArgs, platform: Platform) -> int:
@@ -587,26 +593,26 @@ def _scheduler(
     if budget is None:
         budget = max(defaults.max_num_batched_tokens, num_seqs or 0, 0 if chunked else max_model_len)
         budget = min(budget, (num_seqs or defaults.max_num_seqs) * max_model_len)
+        if max_encoder_len:  # an encoder's input is computed in one step, beside all that runs
+            budget = max(budget, max_encoder_len + (num_seqs or defaults.max_num_seqs))
         notes.append(
             f"max_num_batched_tokens={budget}: default of {platform.name} ({usage}), given context and max_num_seqs"
         )
     if num_seqs is None:
         num_seqs = max(1, min(defaults.max_num_seqs, budget - max_encoder_len))
         notes.append(f"max_num_seqs={num_seqs}: default of {platform.name} ({usage})")
-        if max_encoder_len:  # an encoder's input is computed in one step, beside all that runs
-            budget = max(budget, max_encoder_len + (num_seqs or defaults.max_num_seqs))
-    overlap = args.async_scheduling
-    if has_processors and overlap:
-        raise ConfigError(
-            "async_scheduling=True launches a step before the tokens of the last are known, which custom logits "
-            "processors are told; leave async_scheduling out.",
-            param="async_scheduling",
     if max_encoder_len and budget < max_encoder_len + num_seqs:
         raise ConfigError(
             f"max_num_batched_tokens={budget} is less than the {max_encoder_len} tokens an encoder may read, which are "
             f"computed in one step, and max_num_seqs={num_seqs}; raise it, or lower max_model_len.",
             param="max_num_batched_tokens",
         )
+    overlap = args.async_scheduling
+    if has_processors and overlap:
+        raise ConfigError(
+            "async_scheduling=True launches a step before the tokens of the last are known, which custom logits "
+            "processors are told; leave async_scheduling out.",
+            param="async_scheduling",
         )
     if has_processors:
         overlap = False
@@ -627,13 +633,13 @@ def _scheduler(
         stream_interval=args.stream_interval,
         max_num_queued_reqs=args.max_num_queued_reqs or (MAX_QUEUED_IN_A_SERVER if usage == "server" else None),
         max_num_queued_tokens=args.max_num_queued_tokens,
+        max_encoder_len=max_encoder_len,
     )
 
 
 def _logits_processors(args: EngineArgs, plugins: Collection[str], usage: Usage, notes: list[str]) -> list[str]:
     given = [str(name) for name in args.logits_processors]
     for name in given:
-        max_encoder_len=max_encoder_len,
         if usage != "llm" and is_local(name):
             raise ConfigError(
                 f"the logits processor {name} is defined in this script, which the engine's own process cannot import; "

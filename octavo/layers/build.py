@@ -43,7 +43,8 @@ def materialise(
         model = make()
         for path, layer in model.named_modules():
             if isinstance(layer, Linear):
-                layer.method = method_for(path, layer)
+                method = method_for(path, layer)
+                layer.method = method.for_numbers() if layer.reads_numbers else method
                 layer.method.create_weights(layer)
             elif isinstance(layer, Experts):
                 layer.method = method_for(path, layer).for_experts()

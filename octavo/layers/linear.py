@@ -54,6 +54,10 @@ class LinearMethod:
         """The same format for the experts of a mixture."""
         raise ConfigError(f"{type(self).__name__} has no form for mixture-of-experts models yet.")
 
+    def for_numbers(self) -> "LinearMethod":
+        """The same format for a linear whose weight is read as numbers: it must end as an `UnquantizedMethod`'s."""
+        return UnquantizedMethod()
+
     def create_table(self, table: "Embedding") -> None:
         """Take an embedding's table over before it is loaded. Most formats leave it as it is: floating point."""
 
@@ -90,6 +94,7 @@ class Linear(nn.Module):
     """
 
     method: LinearMethod
+    reads_numbers = False  # whether the model reads the weight besides multiplying by it
 
     def __init__(self, in_features: int, out_sizes: int | Sequence[int], bias: bool = False):
         super().__init__()

@@ -102,17 +102,15 @@ class DeepseekV2Layer(DeepseekLayer):
 
 
 class DeepseekV3ForCausalLM(LlamaForCausalLM):
+    packing = {"gate_up_proj": ("gate_proj", "up_proj"), "q_kv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa")}
     layer_class: type[LlamaLayer] = DeepseekLayer
     renames = {**STACKED_RENAMES, r"\.self_attn\.(kv_a_layernorm|kv_b_proj)\.": r".self_attn.attn.\1."}
 
     def __init__(self, cfg: HFConfig):
         super().__init__(cfg)
-        q_name = "q_a_proj" if cfg.get("q_lora_rank") else "q_proj"
-        self.packing = {
-            "gate_up_proj": ("gate_proj", "up_proj"),
-            "q_kv_a_proj": (q_name, "kv_a_proj_with_mqa"),
-            **expert_packing(cfg.num_experts),
-        }
+        self.packing = {**self.packing, **expert_packing(cfg.num_experts)}
+        if not cfg.get("q_lora_rank"):
+            self.packing["q_kv_a_proj"] = ("q_proj", "kv_a_proj_with_mqa")
         self.ignored = (*LlamaForCausalLM.ignored, *draft_layers(cfg))
 
     @staticmethod

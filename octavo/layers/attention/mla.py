@@ -4,19 +4,18 @@ import torch
 from torch import nn
 
 from octavo.context import get_step_context
+from octavo.layers.linear import Linear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import Rope
 from octavo.ops.attention.mla import latent_attention, latent_rope_write
 from octavo.types.kv_spec import KVSpec, LatentSpec
 
 
-class LatentUp(nn.Module):
-    """The projection from latents to keys and values: rows [head: keys | values]. Kept in floating point, since decode uses
-    its two halves as they are."""
+class LatentUp(Linear):
+    """The projection from latents to keys and values: rows [head: keys | values]. Decode uses its two halves as they are."""
 
-    def __init__(self, rank: int, out_features: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(out_features, rank), requires_grad=False)
+    weight: nn.Parameter
+    reads_numbers = True
 
 
 class LatentAttention(nn.Module):

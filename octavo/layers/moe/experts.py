@@ -83,12 +83,14 @@ class ExpertStack(nn.Module):
             self.bias = nn.Parameter(torch.empty(self.num_experts, self.out_features), requires_grad=False)
             self.bias.weight_loader = self.load_rows  # type: ignore[attr-defined]
 
+    def rows_of(self, stacked: torch.Tensor, shard: int) -> torch.Tensor:
+        """The rows of one shard of one expert."""
+        expert, part = divmod(shard, len(self.out_sizes))
+        return stacked[expert].narrow(0, sum(self.out_sizes[:part]), self.out_sizes[part])
+
     def load_rows(self, param: nn.Parameter, loaded: torch.Tensor, shard: int | None = None) -> None:
         """Copy a checkpoint tensor: one shard of one expert, or all stacked; ValueError when the shape differs."""
-        place = param.data
-        if shard is not None:
-            expert, part = divmod(shard, len(self.out_sizes))
-            place = place[expert].narrow(0, sum(self.out_sizes[:part]), self.out_sizes[part])
+        place = param.data if shard is None else self.rows_of(param.data, shard)
         if place.shape != loaded.shape:
             raise ValueError(f"expects shape {list(place.shape)}, the checkpoint has {list(loaded.shape)}")
         place.copy_(loaded)

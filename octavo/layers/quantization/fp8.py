@@ -14,7 +14,8 @@ from torch import nn
 from octavo.config.fp8 import Fp8Scheme
 from octavo.layers.embedding import Embedding, LMHead
 from octavo.layers.linear import Linear, LinearMethod, UnquantizedMethod
-from octavo.layers.moe.experts import Experts
+from octavo.layers.moe.experts import Experts, ExpertsMethod, UnquantizedExperts
+from octavo.layers.quantization.fp8_experts import DecodedFp8Experts
 from octavo.logger import get_logger
 from octavo.ops.linear.fp8 import BLOCK, FP8, dequantize_weight, linear_fp8, quantize_fp8
 
@@ -35,6 +36,8 @@ class Fp8Method(LinearMethod):
     def for_layer(self, path: str, layer: Linear | Embedding | Experts) -> LinearMethod:
         if isinstance(layer, LMHead):
             return UnquantizedMethod()
+        if isinstance(layer, Experts):
+            return UnquantizedMethod() if self.scheme.ignores([path]) else self
         if isinstance(layer, Linear):
             parent, _, name = path.rpartition(".")
             shards = [f"{parent}.{shard}" for shard in self.packing.get(name, (name,))]
@@ -44,6 +47,12 @@ class Fp8Method(LinearMethod):
                 logger.warning("%s keeps its data type: %d inputs do not fit FP8 kernels", path, layer.in_features)
                 return UnquantizedMethod()
         return self
+
+    def for_numbers(self) -> LinearMethod:
+        return self if self.scheme.is_stored else UnquantizedMethod()
+
+    def for_experts(self) -> ExpertsMethod:
+        return DecodedFp8Experts(self.scheme) if self.scheme.is_stored else UnquantizedExperts()
 
     def create_weights(self, layer: Linear) -> None:
         out, width, sizes = layer.out_features, layer.in_features, layer.out_sizes
@@ -77,11 +86,12 @@ class Fp8Method(LinearMethod):
         blocks_fit = self.scheme.scales != "block" or not any(
             size % BLOCK for size in (*layer.out_sizes[:-1], layer.in_features)
         )
-        if layer.in_features % _WIDTH_MULTIPLE or not blocks_fit:
+        if layer.in_features % _WIDTH_MULTIPLE or not blocks_fit or layer.reads_numbers:
             self._decode(layer)
 
     def _decode(self, layer: Linear) -> None:
-        """Go on in floating point where the shape fits no FP8 kernel: shards that do not end with a block, odd widths."""
+        """Go on in floating point where the weight is read as numbers or its shape fits no FP8 kernel: shards that do not
+        end with a block, odd widths."""
         logger.warning("a linear of %s outputs and %d inputs is decoded", layer.out_sizes, layer.in_features)
         scale = layer.get_parameter("weight_scale")
         if scale.dim() == 2:
