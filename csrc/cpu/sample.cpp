@@ -32,7 +32,7 @@ struct SampleArgs {
 constexpr int BLOCKS = LANES / 2;      // counters in a vector, 64 bits each
 constexpr int CHAINS = 2;              // vectors of them, since each round waits for the one before
 constexpr int TOKENS = 4 * BLOCKS * CHAINS;  // one counter gives four tokens their word
-constexpr int PARTS = TOKENS / LANES;  // vectors of floats
+constexpr int VECTORS = TOKENS / LANES;
 constexpr float MAX_NOISE = 22.9f;     // of the smallest u, 2^-33
 
 // Philox4x32-10 for the counters (block + i, position, 0, 0): words[i] is token 4 * block + i's.
@@ -203,7 +203,7 @@ static void compete(const Row& row, int64_t at, uint64_t seed, uint32_t position
     if (width == TOKENS) {
         F32 largest = splat(-INFINITY);
         UNROLL
-        for (int p = 0; p < PARTS; p++) {
+        for (int p = 0; p < VECTORS; p++) {
             const F32 x = row.values(at + p * LANES);
             largest = maximum(x, largest);
             store_floats(v + p * LANES, x);
@@ -218,7 +218,7 @@ static void compete(const Row& row, int64_t at, uint64_t seed, uint32_t position
     random_words(at / 4, position, seed, words);
     F32 highest = splat(-INFINITY);
     UNROLL
-    for (int p = 0; p < PARTS; p++) {
+    for (int p = 0; p < VECTORS; p++) {
         F32 x = load_floats(v + p * LANES);
         x = x >= row.threshold ? x + gumbel(words + p * LANES) : splat(-INFINITY);
         store_floats(v + p * LANES, x);

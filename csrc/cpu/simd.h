@@ -21,6 +21,13 @@
 #include <arm_neon.h>
 #endif
 
+// The compiler's own half precision; GCC before 13 knows only ARM's name of it on ARM.
+#if defined(__ARM_FP16_FORMAT_IEEE)
+#define OCTAVO_HALF __fp16
+#elif defined(__FLT16_MANT_DIG__)
+#define OCTAVO_HALF _Float16
+#endif
+
 // The compiler would rather keep small loops than keep their arrays in registers.
 #if defined(__clang__)
 #define UNROLL _Pragma("unroll")
@@ -103,8 +110,8 @@ inline U8 splat4(const void* p) {
 inline float half_to_float(Half h) {
 #if defined(OCTAVO_AVX512) || defined(OCTAVO_AVX2)
     return _cvtsh_ss(h);
-#elif defined(__FLT16_MANT_DIG__)
-    _Float16 x;
+#elif defined(OCTAVO_HALF)
+    OCTAVO_HALF x;
     std::memcpy(&x, &h, 2);
     return float(x);
 #else
@@ -123,8 +130,8 @@ inline float half_to_float(Half h) {
 inline Half float_to_half(float x) {
 #if defined(OCTAVO_AVX512) || defined(OCTAVO_AVX2)
     return _cvtss_sh(x, 0);
-#elif defined(__FLT16_MANT_DIG__)
-    _Float16 y = _Float16(x);
+#elif defined(OCTAVO_HALF)
+    OCTAVO_HALF y = OCTAVO_HALF(x);
     Half h;
     std::memcpy(&h, &y, 2);
     return h;
@@ -153,6 +160,10 @@ inline F32 load_floats(const Half* p) {
     return (F32)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
 #elif defined(OCTAVO_AVX2)
     return (F32)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#elif defined(OCTAVO_NEON)
+    const float32x4_t both[2] = {vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))),
+                                 vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4)))};
+    return load<F32>(both);
 #else
     F32 v;
     for (int i = 0; i < LANES; i++) v[i] = half_to_float(p[i]);
