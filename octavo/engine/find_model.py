@@ -35,7 +35,7 @@ def find_tokenizer(args: EngineArgs, model_path: Path) -> Path:
 def _find(name: str, args: EngineArgs, revision: str | None, download: Callable[..., Path]) -> Path:
     path = Path(name).expanduser()
     if path.exists():
-        if path.is_file() and path.suffix != ".gguf":
+        if not path.is_dir() and not (path.is_file() and path.suffix == ".gguf"):
             raise ConfigError(f"{name} is a file, but not a GGUF file; give the folder that holds it.", param="model")
         return path.resolve()
     if name in ALIASES:

@@ -62,7 +62,9 @@ def run_server(
     _check_tls(args)
     if args.grpc:
         _check_grpc(args)
-    named_formats(args)  # a wrong name must not cost a model load
+    # A wrong name or file must not cost a model load.
+    named_formats(args)
+    api_keys(args)
     with bound_socket(args) as listener, _sigterm_interrupts():
         try:
             engine = AsyncLLM.from_engine_args(engine_args, core=core)

@@ -54,9 +54,14 @@ def _load_hf(folder: Path, trust_remote_code: bool) -> Any:
     try:
         return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:
-        raise LoadError(
-            f"{folder} holds no tokenizer.json, and transformers cannot load a tokenizer from it either: {error} "
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        hint = (
             "SentencePiece models need the packages sentencepiece and protobuf."
+            if any(folder.glob("*.model"))
+            else "Add the files of its tokenizer, name another (--tokenizer), or go without (--skip-tokenizer-init)."
+        )
+        raise LoadError(
+            f"{folder} holds no tokenizer.json, and transformers cannot load a tokenizer from it either ({reason}). {hint}"
         ) from error
 
 

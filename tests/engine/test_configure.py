@@ -116,6 +116,8 @@ def test_paths_that_do_not_exist_are_not_looked_for_on_the_hub(name):
 def test_a_file_that_is_no_gguf(tiny_llama_dir):
     with pytest.raises(ConfigError, match="is a file, but not a GGUF file"):
         find_model(EngineArgs(model=str(tiny_llama_dir / "config.json")))
+    with pytest.raises(ConfigError, match="is a file, but not a GGUF file"):
+        find_model(EngineArgs(model="/dev/null"))
 
 
 def test_a_hub_name_without_connection_is_one_clear_line(tmp_path):

@@ -207,6 +207,12 @@ def test_bad_tls_files_are_told_before_the_engine_starts(tmp_path):
         run_server(EngineArgs(model="/nowhere"), args)
 
 
+def test_a_bad_key_file_is_told_before_the_engine_starts(tmp_path):
+    args = ServerArgs(port=0, api_key_file=str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="api_key_file"):
+        run_server(EngineArgs(model="nothing"), args)
+
+
 def test_busy_port_and_unknown_host():
     """FC-166: one line that says what and what to do."""
     with socket.socket() as taken:
