@@ -113,10 +113,10 @@ class T5ForConditionalGeneration(EncoderDecoder):
     }
     # Old checkpoints hold the embedding up to three times, and a bias of cross-attention that nothing reads.
     ignored = (r"^(encoder|decoder)\.embed_tokens\.", r"EncDecAttention\.relative_attention_bias\.")
-    tied = {"lm_head.weight": "shared.weight"}
 
     def __init__(self, cfg: HFConfig):
         super().__init__()
+        self.tied = {"lm_head.weight": "shared.weight"} if cfg.get("tie_word_embeddings", True) else {}
         self.shared = Embedding(cfg.vocab_size, cfg.hidden_size)
         self.encoder, self.decoder = T5Stack(cfg, is_decoder=False), T5Stack(cfg, is_decoder=True)
         scales = cfg.get("scale_decoder_outputs", cfg.get("tie_word_embeddings", True)) and cfg.model_type != "mt5"
