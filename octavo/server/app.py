@@ -12,6 +12,7 @@ from octavo.logger import hide_secrets
 from octavo.metrics import HttpCollector, StatCollector, make_registry
 from octavo.server.admin import control, profile
 from octavo.server.admin.routes import routes as admin_routes
+from octavo.server.admin.unserved import ROUTES as UNSERVED_ROUTES
 from octavo.server.anthropic.routes import ROUTES as ANTHROPIC_ROUTES
 from octavo.server.context import ServerContext
 from octavo.server.docs import docs_routes
@@ -118,4 +119,5 @@ def build_app(engine: EngineClient, args: ServerArgs, stats: StatCollector | Non
         routes += page_routes(args.root_path, pooling.tasks if pooling is not None else ())
     if not args.disable_fastapi_docs:
         routes += docs_routes()
+    routes += UNSERVED_ROUTES
     return Application(context, routes, http)

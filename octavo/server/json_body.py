@@ -32,7 +32,12 @@ _PLACE = re.compile(r" - at `(?:key in )?\$\.?(.*)`$", re.DOTALL)
 
 
 async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
-    """Read the body of `request` as a JSON object, or raise the 4xx that says what is wrong with it."""
+    """Read the body of `request` as a JSON object, or raise the 4xx that says what is wrong with it.
+
+    The same again when it was read before: one route may hand a request on to another.
+    """
+    if hasattr(request.state, "fields"):
+        return request.state.fields
     content_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if content_type != "application/json":
         raise HttpError(415, f"the body must be sent with Content-Type: application/json, not {content_type!r}.")
@@ -44,6 +49,7 @@ async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
         raise _decode_error(body, error) from None
     if not isinstance(value, dict):
         raise ClientError('the body must be a JSON object, such as {"model": …}.')
+    request.state.fields = value
     return value
 
 

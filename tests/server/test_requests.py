@@ -36,6 +36,28 @@ async def test_bodies_that_are_no_json_object(path, body):
         assert (await client.get("/health")).status_code == 200
 
 
+async def test_invocations_are_told_apart_by_their_fields():
+    async with client_of() as client:
+        for path, body in ((CHAT, chat_body(seed=1)), ("/v1/completions", {"prompt": "Hi", "seed": 1})):
+            direct, invoked = [(await client.post(where, json=body)).json() for where in (path, "/invocations")]
+            assert direct["choices"] == invoked["choices"] and direct["object"] == invoked["object"]
+        streamed = events(await client.post("/invocations", json=chat_body(stream=True)))
+        assert streamed[0]["object"] == "chat.completion.chunk"
+        assert error_of(await client.post("/invocations", json={"input": "x"}), 400)["code"] == "unsupported_task"
+        assert "messages" in error_of(await client.post("/invocations", json={"x": 1}), 400)["message"]
+
+
+async def test_routes_of_others_say_what_serves_instead():
+    async with client_of() as client:
+        for path in ("/v1/chat/completions/derender", "/inference/v1/generate", "/tokenizer_info"):
+            for method in ("GET", "POST"):
+                assert path in error_of(await client.request(method, path), 501)["message"]
+        error_of(await client.put("/tokenizer_info"), 405)
+    async with client_of(enable_scale_out=True) as client:
+        body = {"token_ids": [1], "sampling_params": {"max_tokens": 1}}
+        assert (await client.post("/inference/v1/generate", json=body)).status_code == 200
+
+
 async def test_nesting_inside_strings_does_not_count():
     async with client_of() as client:
         assert (await client.post(CHAT, json=chat_body("[" * 500 + '"\\' + "{" * 500 + "x"))).status_code == 400

@@ -100,6 +100,25 @@ async def detokenize(request: Request) -> Json:
     return Json(DetokenizeResponse(await server.prompts.decode(body.tokens)))
 
 
+# The field by which a body of /invocations shows its kind -> the route it is for.
+_BY_FIELD = {
+    "messages": "/v1/chat/completions",
+    "prompt": "/v1/completions",
+    "input": "/v1/embeddings",
+    "text_1": "/score",
+    "query": "/rerank",
+}
+
+
+async def invoke(request: Request) -> EventStream | Json:
+    """POST /invocations, SageMaker's one route: what a body is for shows in its fields."""
+    fields = await read_object(request, _server(request).max_body_bytes)
+    path = next((path for field, path in _BY_FIELD.items() if field in fields), None)
+    if path is None:
+        raise ClientError(f"the body must have one of the fields {', '.join(_BY_FIELD)}.")
+    return await next(route for route in request.app.routes if route.path == path).endpoint(request)
+
+
 ROUTES = [
     Route("/v1/models", list_models, methods=["GET"]),
     Route("/v1/models/{name:path}", get_model, methods=["GET"]),
@@ -107,6 +126,7 @@ ROUTES = [
     Route("/v1/chat/completions", create_chat_completion, methods=["POST"]),
     Route("/tokenize", tokenize, methods=["POST"]),
     Route("/detokenize", detokenize, methods=["POST"]),
+    Route("/invocations", invoke, methods=["POST"]),
 ]
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from octavo.server.parsers.calls import MAX_NAME, Body, Call, Calls
 from octavo.server.parsers.reader import Emit, EndOfText, MalformedError, Parse, Reader
 
-MAX_DEPTH = 64
+MAX_DEPTH = 32  # a parser of deep literals walks all its frames for each piece of text
 MAX_SCALAR = 512
 
 _NAME_RUN = re.compile(r"[\w.:/-]*")
