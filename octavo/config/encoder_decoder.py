@@ -52,13 +52,21 @@ def _refuse_options(args: EngineArgs, hf: HFConfig) -> None:
         ("batch_invariant", args.batch_invariant, "has no batch-invariant form of its encoder"),
         ("enable_prompt_embeds", args.enable_prompt_embeds, "takes tokens"),
         ("enable_chunked_prefill", args.enable_chunked_prefill is False, "needs room for prompts beside the encoder"),
-        ("dtype", args.dtype in ("float16", "half") and hf.model_type in ("t5", "mt5", "umt5"), "overflows float16"),
     ):
         if is_asked:
             raise ConfigError(
                 f"{name}={getattr(args, name)} is not supported for {hf.architecture}, an encoder-decoder model that {why}.",
                 param=name,
             )
+
+
+def check_dtype(hf: HFConfig, dtype: str) -> None:
+    """Refuse what a model's numbers do not fit."""
+    if dtype == "float16" and hf.model_type in ("t5", "mt5", "umt5"):
+        raise ConfigError(
+            f"dtype=float16 is not supported for {hf.architecture}, whose hidden states overflow it; use bfloat16 or float32.",
+            param="dtype",
+        )
 
 
 def decoder_of(hf: HFConfig) -> HFConfig:

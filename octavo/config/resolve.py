@@ -15,7 +15,7 @@ from octavo.config.args import EngineArgs
 from octavo.config.batch_invariant import invariant_providers
 from octavo.config.checkpoint import WEIGHT_FORMATS, Checkpoint
 from octavo.config.compilation import resolve_compilation
-from octavo.config.encoder_decoder import decoder_of, resolve_encoder_decoder
+from octavo.config.encoder_decoder import check_dtype, decoder_of, resolve_encoder_decoder
 from octavo.config.engine import (
     CacheConfig,
     DeviceConfig,
@@ -120,6 +120,8 @@ def resolve(
     else:
         dtype = _dtype(args, text, platform, checkpoint, load_format, notes)
         weights = _weight_bytes(checkpoint, dtype) if quantization is None else _fp8_bytes(checkpoint, text, dtype)
+    if encoder_decoder is not None:
+        check_dtype(hf, dtype)
     kv_dtype = _kv_cache_dtype(args, text, platform, dtype, quantization, stored_quantization, notes)
     block_size = _block_size(args, platform)
     cache_bytes = _cache_bytes(args, platform, weights, dtype, notes)

@@ -48,11 +48,11 @@ class PairPrompt(TypedDict):
     second: str
 
 
-class EncoderDecoderPrompt(TypedDict, total=False):
+class ExplicitEncoderDecoderPrompt(TypedDict, total=False):
     """For encoder-decoder models: what the encoder reads, and what the answer begins with."""
 
     encoder_prompt: Required[str | list[int] | TextPrompt | TokensPrompt]
     decoder_prompt: str | list[int] | TextPrompt | TokensPrompt | None  # None: what the model's configuration says
 
 
-PromptType = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt | EncoderDecoderPrompt
+PromptType = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt | ExplicitEncoderDecoderPrompt

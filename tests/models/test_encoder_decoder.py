@@ -184,6 +184,7 @@ def test_the_encoder_input_is_truncated_when_asked(bart):
         ({"enable_chunked_prefill": False}, "beside the encoder"),
         ({"compile": True}, "compile is not supported"),
         ({"kv_cache_dtype": "fp8"}, "data type"),
+        ({"dtype": "float16", "hf_overrides": {"model_type": "t5"}}, "overflow"),
         ({"hf_overrides": {"architectures": ["LEDForConditionalGeneration"]}}, "no model file"),
     ],
 )

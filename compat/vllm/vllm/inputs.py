@@ -1,9 +1,9 @@
 """Octavo's prompts."""
 
-from octavo.types.prompts import EmbedsPrompt, PromptType, TextPrompt, TokensPrompt
+from octavo.types.prompts import EmbedsPrompt, ExplicitEncoderDecoderPrompt, PromptType, TextPrompt, TokensPrompt
 from vllm import _missing
 
-__all__ = ["EmbedsPrompt", "PromptType", "TextPrompt", "TokensPrompt"]
+__all__ = ["EmbedsPrompt", "ExplicitEncoderDecoderPrompt", "PromptType", "TextPrompt", "TokensPrompt"]
 
 
 def __getattr__(name: str) -> object:
