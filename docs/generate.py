@@ -26,7 +26,7 @@ from octavo.server.tool_formats import TOOL_FORMATS
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent))  # the table of models belongs to the tests
 
-from tests.models.table import REASONS, REFUSED, ROWS, TAKES_FP8  # noqa: E402
+from tests.models.table import ENCODER_DECODER_ROWS, REASONS, REFUSED, ROWS, TAKES_FP8  # noqa: E402
 
 _NOTE = "<!-- Written by docs/generate.py; change the tables in the code instead. -->"
 
@@ -286,6 +286,18 @@ def models() -> str:
         cells = ["yes" if holds else "" for holds in (row.shares_prefixes, name in TAKES_FP8)]
         kind = "native" if name in NATIVE else "transformers"
         lines.append(f"| {name} | `{row.model_type}` | {kind} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        "## Encoder-decoder models",
+        "",
+        "All native, each a test like those above (`tests/models/test_encoder_decoder.py`); some answers there begin with a prompt",
+        "of their own, and some requests are preempted. [How to ask them](offline-inference.md#encoder-decoder-models).",
+        "Other encoder-decoder models are refused.",
+        "",
+        "| architecture | `model_type` |",
+        "|---|---|",
+        *(f"| {name} | `{row.model_type}` |" for name, row in ENCODER_DECODER_ROWS.items()),
+    ]
     lines += ["", "## Refused", "", "| architecture | `model_type` | reason |", "|---|---|---|"]
     for name, row in sorted(REFUSED.items(), key=lambda item: item[0].lower()):
         lines.append(f"| {name} | `{row.model_type}` | {REASONS[row.reason]} |")
