@@ -290,7 +290,7 @@ def models() -> str:
         "",
         "## Encoder-decoder models",
         "",
-        "All native, each a test like those above (`tests/models/test_encoder_decoder.py`); some answers there begin with a prompt",
+        "All native, each a test like those above (`tests/models/test_encoder_decoder.py`); some answers begin with a prompt",
         "of their own, and some requests are preempted. [How to ask them](offline-inference.md#encoder-decoder-models).",
         "Other encoder-decoder models are refused.",
         "",
