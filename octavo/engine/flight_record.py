@@ -13,7 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from octavo.logger import get_logger
 from octavo.types.step import SchedulerOutput
+
+logger = get_logger(__name__)
 
 FLIGHT_RECORD = "flight"  # the file's name inside a core's private folder
 NUM_SLOTS = 4  # at least as many as steps can be in flight
@@ -24,9 +27,7 @@ class FlightRecorder:
 
     def __init__(self, path: Path, max_num_seqs: int):
         width = 1 + max_num_seqs
-        with open(path, "w+b") as file:
-            file.truncate(8 * (1 + NUM_SLOTS * width))
-            content = np.frombuffer(mmap.mmap(file.fileno(), 0), dtype=np.int64)
+        content = np.frombuffer(_map_file(path, 8 * (1 + NUM_SLOTS * width)), dtype=np.int64)
         content[0] = width
         self._slots = content[1:].reshape(NUM_SLOTS, width)
         self._names = np.zeros(max_num_seqs, dtype=np.int64)  # of the request in each row
@@ -42,6 +43,20 @@ class FlightRecorder:
     def end(self, step: SchedulerOutput) -> None:
         """Cross a step out."""
         self._slots[step.step_id % NUM_SLOTS, 0] = 0
+
+
+def _map_file(path: Path, size: int) -> mmap.mmap:
+    """A file of zeros in memory. Without room for it on the disk, memory that nobody else will see."""
+    try:
+        with open(path, "w+b") as file:
+            # Written rather than left a hole: filling a hole once the disk is full would kill the process.
+            file.write(bytes(size))
+            file.flush()
+            return mmap.mmap(file.fileno(), size)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        logger.warning("steps are not recorded, so a request that kills the engine core is found late: %s", error)
+        return mmap.mmap(-1, size)
 
 
 def read_in_flight(path: Path, request_ids: Iterable[str]) -> set[str]:

@@ -12,6 +12,16 @@ def step(step_id: int, rows: list[int], new: dict[int, str] | None = None) -> Sc
     return SchedulerOutput(step_id, [], new_rows, [], rows, [1] * len(rows), [True] * len(rows), len(rows))
 
 
+def test_a_full_disk_costs_the_record_and_not_the_core(tmp_path):
+    path = tmp_path / "flight"
+    path.symlink_to("/dev/full")
+    recorder = FlightRecorder(path, 4)
+    recorder.begin(step(0, [0], {0: "a"}))
+    assert read_in_flight(path, NAMES) == set()
+    FlightRecorder(path, 2000)
+    assert path.stat().st_blocks * 512 >= path.stat().st_size > 8 * 8000  # no hole that a full disk could not fill
+
+
 def test_what_began_and_did_not_end_is_in_flight(tmp_path):
     path = tmp_path / "flight"
     assert read_in_flight(path, NAMES) == set()
