@@ -63,8 +63,11 @@ def test_other_layers_are_traced_right(tmp_path, counters, without_inductor, mod
 
 
 @pytest.mark.slow
-def test_native_layers_are_traced_around_their_attention(tmp_path, counters, without_inductor):
-    random_checkpoint("qwen3", {}, tmp_path / "model")
+@pytest.mark.parametrize("model_type", ["qwen3", "lfm2"])
+def test_native_layers_are_traced_around_their_attention(tmp_path, counters, without_inductor, model_type):
+    """And around recurrent mixers."""
+    changes = {"layer_types": ["conv", "full_attention", "conv"]} if model_type == "lfm2" else {}
+    random_checkpoint(model_type, changes, tmp_path / "model")
     expected = answers(tmp_path / "model")
     assert answers(tmp_path / "model", optimization_level=3) == expected
     assert counters["stats"]["unique_graphs"]
