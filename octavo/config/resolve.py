@@ -113,7 +113,7 @@ def resolve(
     quantization = (
         _fp8(args, text, stored_quantization, platform, load_format, model_impl, notes)
         or _online_int(args, platform, load_format, model_impl, notes)
-        or _quantization(args, platform, checkpoint, load_format, model_impl, notes)
+        or _quantization(args, text, platform, checkpoint, load_format, model_impl, notes)
     )
     if quantization in PACKED_FORMATS:
         dtype, weights = "float32", _quantised_bytes(checkpoint)
@@ -344,7 +344,13 @@ def _dtype(
 
 
 def _quantization(
-    args: EngineArgs, platform: Platform, checkpoint: Checkpoint, load_format: str, model_impl: str, notes: list[str]
+    args: EngineArgs,
+    text: HFConfig,
+    platform: Platform,
+    checkpoint: Checkpoint,
+    load_format: str,
+    model_impl: str,
+    notes: list[str],
 ) -> str | None:
     """Whether weights are computed from their quantised blocks; None: as floating point numbers, decoded on load.
 
@@ -357,6 +363,14 @@ def _quantization(
         and model_impl == "octavo"
     )
     if not possible or (args.quantization is None and args.dtype != "auto"):
+        return None
+    if text.num_experts:
+        if args.quantization == "gguf":
+            raise ConfigError(
+                "quantization=gguf has no kernels for experts; leave it out: their blocks are decoded on load.",
+                param="quantization",
+            )
+        notes.append("GGUF blocks are decoded on load: there are no kernels for experts in them")
         return None
     if args.dtype not in ("auto", "float32", "float"):
         raise ConfigError(

@@ -49,7 +49,7 @@ class GPT2LMHeadModel(LayerNormForCausalLM):
         cfg.choose("scale_attn_by_inverse_layer_idx", [False], False)
         cfg.choose("add_cross_attention", [False], False)
         return Style(
-            cfg.num_kv_heads,
+            cfg.num_heads,
             int(cfg.get("intermediate_size", 4 * cfg.hidden_size)),
             activation(cfg, "activation_function"),
             float(cfg.get("layer_norm_epsilon", 1e-5)),

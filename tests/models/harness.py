@@ -149,10 +149,16 @@ def check_engine(folder: Path, oracle: torch.nn.Module, **options: Any) -> list[
     rng = torch.Generator().manual_seed(3)
     prompts = [torch.randint(3, VOCAB, (n,), generator=rng).tolist() for n in (50, 9, 33, 20, 1)]
     greedy = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True, logprobs=0, detokenize=False)
-    settings = {"max_model_len": 96, "max_num_seqs": 4, "max_num_batched_tokens": 24, "block_size": BLOCK_SIZE}
+    settings: dict[str, Any] = {
+        "max_model_len": 96,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 24,
+        "dtype": "float32",
+    }
+    settings["block_size"] = BLOCK_SIZE
     if "num_gpu_blocks_override" not in options:
         settings["kv_cache_memory_bytes"] = 2**22
-    with LLM(str(folder), dtype="float32", skip_tokenizer_init=True, **(settings | options)) as llm:
+    with LLM(str(folder), skip_tokenizer_init=True, **(settings | options)) as llm:
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
         for _ in range(2):
             outputs = llm.generate(inputs, greedy, use_tqdm=False)
