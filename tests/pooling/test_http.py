@@ -1,5 +1,6 @@
 """The HTTP routes of models that make vectors, classes and scores, over the whole engine."""
 
+import asyncio
 import base64
 import json
 
@@ -41,10 +42,14 @@ async def vectors(client, **body):
     return [item["embedding"] for item in answer.json()["data"]]
 
 
-async def test_embeddings(emb):
-    async with served(emb) as (client, app):
-        # FC-141: base64 is little-endian float32; the official client asks for it by itself.
-        floats = np.array(await vectors(client, input=TEXTS))
+async def floats_of(client, texts=TEXTS):
+    return np.array(await vectors(client, input=texts))
+
+
+async def test_base64_is_little_endian_float32(emb):
+    """FC-141; the official client asks for it by itself."""
+    async with served(emb) as (client, _):
+        floats = await floats_of(client)
         coded = await vectors(client, input=TEXTS, encoding_format="base64")
         assert [len(base64.b64decode(text)) for text in coded] == [32 * 4] * len(TEXTS)
         decoded = np.array([np.frombuffer(base64.b64decode(text), "<f4") for text in coded])
@@ -54,14 +59,21 @@ async def test_embeddings(emb):
         np.testing.assert_allclose([item.embedding for item in answer.data], floats, atol=1e-6)
         assert answer.usage.prompt_tokens == answer.usage.total_tokens > 0
 
-        # FC-142: cut and normalised again, or refused.
+
+async def test_dimensions_are_cut_and_normalised_or_refused(emb):
+    """FC-142"""
+    async with served(emb) as (client, _):
+        floats = await floats_of(client)
         cut = np.array(await vectors(client, input=TEXTS[0], dimensions=8))[0]
         np.testing.assert_allclose(cut, floats[0][:8] / np.linalg.norm(floats[0][:8]), atol=1e-6)
         for dimensions in (0, -1, 7, 64, True, 2.5, 2**40):
             assert (await client.post(EMBEDDINGS, json={"input": "a", "dimensions": dimensions})).status_code == 400
 
-        # FC-143: short texts beside ones that are cut.
-        long = "login " * 300
+
+async def test_short_texts_beside_ones_that_are_cut(emb):
+    """FC-143"""
+    long = "login " * 300
+    async with served(emb) as (client, _):
         assert (await client.post(EMBEDDINGS, json={"input": long})).status_code == 400
         alone = [(await vectors(client, input=text, truncate_prompt_tokens=-1))[0] for text in ("a", long)]
         for _ in range(20):
@@ -69,15 +81,28 @@ async def test_embeddings(emb):
                 found = await vectors(client, input=inputs, truncate_prompt_tokens=-1)
                 np.testing.assert_allclose(found, alone if inputs[0] == "a" else alone[::-1], atol=1e-5)
 
-        # FC-145: order, emptiness, unequal lengths, all the shapes of an input.
-        mixed = [*TEXTS, ""]
+
+async def test_order_emptiness_and_unequal_lengths(emb):
+    """FC-145"""
+    mixed = [*TEXTS, ""]
+    ids = [[0, 4, 5, 2], [0, 6, 2]]
+    async with served(emb) as (client, _):
         together = await vectors(client, input=mixed)
         for text, vector in zip(mixed, together, strict=True):
             np.testing.assert_allclose((await vectors(client, input=text))[0], vector, atol=1e-5)
-        ids = [[0, 4, 5, 2], [0, 6, 2]]
         both = await vectors(client, input=ids)
         np.testing.assert_allclose((await vectors(client, input=ids[1]))[0], both[1], atol=1e-5)
+        assert (await client.post(EMBEDDINGS, json={"input": []})).status_code == 400
+        # Many at once, of two at a time.
+        pairs = [[mixed[i % 5], mixed[(i + 1) % 5]] for i in range(40)]
+        answers = await asyncio.gather(*(vectors(client, input=pair) for pair in pairs))
+        for pair, answer in zip(pairs, answers, strict=True):
+            np.testing.assert_allclose(answer, [together[mixed.index(text)] for text in pair], atol=1e-5)
 
+
+async def test_other_forms_and_hostile_bodies(emb):
+    async with served(emb) as (client, app):
+        floats = await floats_of(client)
         tokens = await client.post("/pooling", json={"input": TEXTS[0], "task": "token_embed"})
         assert np.array(tokens.json()["data"][0]["data"]).shape == (8, 32)
         cohere = await client.post("/v2/embed", json={"texts": TEXTS, "embedding_types": ["float", "ubinary"]})
@@ -85,6 +110,9 @@ async def test_embeddings(emb):
         bits = np.unpackbits(np.array(cohere.json()["embeddings"]["ubinary"], dtype=np.uint8), axis=1)
         assert (bits == (floats > 0)).all()
 
+        for body in ({"max_tokens": 0}, {"max_tokens": -1}, {"max_tokens": 97}, {"truncate": "START"}, {"texts": []}):
+            answer = await client.post("/v2/embed", json={"texts": ["a"], **body})
+            assert answer.status_code == 400, (body, answer.text)
         for body in HOSTILE:
             answer = await client.post(EMBEDDINGS, json=body)
             assert answer.status_code in (400, 404), (body, answer.text)

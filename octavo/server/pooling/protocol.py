@@ -177,6 +177,8 @@ class CohereEmbedRequest(msgspec.Struct, kw_only=True):
             for value in values:
                 if value is not None and value not in known:
                     raise ClientError(f"{name} has {value!r}; supported are {', '.join(known)}.", param=name)
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ClientError(f"max_tokens={self.max_tokens} must be at least 1.", param="max_tokens")
 
 
 def check_encoding(encoding_format: str | None) -> None:
