@@ -26,7 +26,7 @@ from octavo.server.tool_formats import TOOL_FORMATS
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent))  # the table of models belongs to the tests
 
-from tests.models.table import ENCODER_DECODER_ROWS, REASONS, REFUSED, ROWS, TAKES_FP8  # noqa: E402
+from tests.models.table import ENCODER_DECODER_ROWS, REASONS, REFUSED, ROWS, TAKES_ROUNDED  # noqa: E402
 
 _NOTE = "<!-- Written by docs/generate.py; change the tables in the code instead. -->"
 
@@ -276,14 +276,15 @@ def models() -> str:
         "An architecture is **native** where Octavo has a model file of its own: fused projections, CUDA graphs by design,",
         "quantised weights. **transformers** means transformers' own modules with Octavo's attention over paged caches, linear",
         "layers and norms. Recurrent layers (Mamba, gated delta rule, short convolutions, lightning attention) keep a state in",
-        "float32 in each request's row; prefixes of models with such layers are not shared. FP8 weights",
-        "are for native models without experts. Adapters (LoRA) and several devices are not there yet, for any model.",
+        "float32 in each request's row; prefixes of models with such layers are not shared. Rounded weights are FP8, or",
+        "integers of 8 and 4 bits on a CPU: of linears; experts keep the model's data type, and those that a checkpoint has",
+        "in FP8 or MXFP4 are decoded to it. Adapters (LoRA) and several devices are not there yet, for any model.",
         "",
-        "| architecture | `model_type` | runs as | prefix cache | FP8 weights |",
+        "| architecture | `model_type` | runs as | prefix cache | rounded weights |",
         "|---|---|---|---|---|",
     ]
     for name, row in sorted(ROWS.items(), key=lambda item: item[0].lower()):
-        cells = ["yes" if holds else "" for holds in (row.shares_prefixes, name in TAKES_FP8)]
+        cells = ["yes" if holds else "" for holds in (row.shares_prefixes, name in TAKES_ROUNDED)]
         kind = "native" if name in NATIVE else "transformers"
         lines.append(f"| {name} | `{row.model_type}` | {kind} | {' | '.join(cells)} |")
     lines += [

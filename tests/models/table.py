@@ -350,19 +350,6 @@ VARIANTS = {
     "cohere, head norms": Row("cohere", {"use_qk_norm": True, "attention_bias": True, "logit_scale": 0.3}),
     "cohere2": Row("cohere2", {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
     "stablelm, parallel": Row("stablelm", {"use_parallel_residual": True, "use_qkv_bias": True}),
-}
-
-# Native models whose weights may be FP8: those without experts.
-HAS_EXPERTS = ("Mixtral", "GptOss", "Dots1", "DeepseekV", "Jamba", "MiniMax", "NemotronH", "Olmoe", "Qwen3Next", "SolarOpen")
-TAKES_FP8 = {name for name in ROWS if name in NATIVE and "Moe" not in name and not name.startswith(HAS_EXPERTS)}
-
-# Fragments of errors, and what they come to.
-REASONS = {
-    "mixes tokens in layers": "some layers mix tokens by code of their own, not through transformers' attention interface",
-    "cannot be traced": "sparse indexers or other code that looks at values while the model is examined",
-    "only causal attention is supported": "its attention is not causal",
-    "keeps recurrent state in a way of its own": "recurrent state outside transformers' cache",
-    "not plain attention over one key and value a head": "attention with several maps, keys or values a head",
     "mamba, biases": Row("mamba", {"use_bias": True, "tie_word_embeddings": False, "state_size": 12}),
     "mamba2, biases, bounded steps": Row(
         "mamba2",
@@ -417,6 +404,18 @@ REASONS = {
     "lfm2, biases": Row(
         "lfm2", {"layer_types": ["conv", "full_attention", "conv"], "conv_bias": True, "conv_L_cache": 5}
     ),
+}
+
+# Models whose linears may be FP8, or integers of 8 or 4 bits on a CPU: the native ones. Experts keep the data type.
+TAKES_ROUNDED = {name for name in ROWS if name in NATIVE}
+
+# Fragments of errors, and what they come to.
+REASONS = {
+    "mixes tokens in layers": "some layers mix tokens by code of their own, not through transformers' attention interface",
+    "cannot be traced": "sparse indexers or other code that looks at values while the model is examined",
+    "only causal attention is supported": "its attention is not causal",
+    "keeps recurrent state in a way of its own": "recurrent state outside transformers' cache",
+    "not plain attention over one key and value a head": "attention with several maps, keys or values a head",
     "computes an attention mask of its own": "an attention mask of its own",
     "keeps keys of different sizes in different layers": "keys of different sizes in different layers",
     "has its own attention classes": "attention classes of its own",

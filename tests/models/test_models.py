@@ -13,7 +13,7 @@ from octavo.config.hf import HFConfig
 from octavo.errors import ConfigError, LoadError
 from octavo.models.transformers_backend import TransformersForCausalLM
 from tests.models.harness import check_against_transformers, check_engine, load_octavo, random_checkpoint
-from tests.models.table import ELSEWHERE, GATED_DELTA, REASONS, REFUSED, ROWS, TAKES_FP8, VARIANTS
+from tests.models.table import ELSEWHERE, GATED_DELTA, REASONS, REFUSED, ROWS, TAKES_ROUNDED, VARIANTS
 from tests.models.tiny import tiny_config
 
 # transformers' own, about configurations as small as these
@@ -36,16 +36,17 @@ def test_variant_equals_transformers(name: str, tmp_path: Path):
     check_against_transformers(tmp_path, random_checkpoint(row.model_type, row.changes, tmp_path))
 
 
-@pytest.mark.parametrize("architecture", sorted(TAKES_FP8))
-def test_takes_fp8_weights(architecture: str, tmp_path: Path):
+@pytest.mark.parametrize("architecture", sorted(TAKES_ROUNDED))
+def test_takes_rounded_weights(architecture: str, tmp_path: Path):
     """They are right where llama's are (tests/layers): here every linear must have found its weights."""
     row = ROWS[architecture]
     random_checkpoint(row.model_type, row.changes, tmp_path)
     settings = {"max_model_len": 64, "max_num_seqs": 2, "kv_cache_memory_bytes": 2**22, "skip_tokenizer_init": True}
     greedy = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True, detokenize=False)
-    with LLM(str(tmp_path), quantization="fp8", dtype="bfloat16", **settings) as llm:
-        output = llm.generate([{"prompt_token_ids": [5, 6, 7]}], greedy, use_tqdm=False)[0]
-    assert len(output.outputs[0].token_ids) == 3
+    for quantization, dtype in (("fp8", "bfloat16"), ("int4", "auto")):
+        with LLM(str(tmp_path), quantization=quantization, dtype=dtype, **settings) as llm:
+            output = llm.generate([{"prompt_token_ids": [5, 6, 7]}], greedy, use_tqdm=False)[0]
+        assert len(output.outputs[0].token_ids) == 3
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "gemma3_text", "mixtral"])
