@@ -194,7 +194,8 @@ class AsyncLLM:
         else:
             read, engine_requests = self._inputs.process(request_id, prompt, params, **options)  # type: ignore[arg-type]
         if self.config.observability.enable_log_requests:
-            self._log_request(request_id, read.text, len(read.token_ids), params)
+            given = read.encoder or read
+            self._log_request(request_id, given.text, len(given.token_ids), params)
         self._core.add_requests(engine_requests)
         self._drained.clear()
         return self._outputs.add(request_id, prompt_text or read.text, engine_requests, read.encoder_text)

@@ -158,7 +158,7 @@ class BartForConditionalGeneration(EncoderDecoder):
         return self.encoder(positions, self.shared(input_ids))
 
     def forward(self, input_ids, positions, inputs_embeds=None):
-        return self.decoder(positions, self.shared(input_ids) if inputs_embeds is None else inputs_embeds)
+        return self.decoder(positions, self.shared(input_ids))
 
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return self.lm_head(hidden_states) + self.final_logits_bias

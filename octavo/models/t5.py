@@ -35,7 +35,8 @@ class T5Layer(nn.Module):
 
     def __init__(self, cfg: HFConfig, is_decoder: bool, has_bias: bool):
         super().__init__()
-        hidden, heads, dim, eps = cfg.hidden_size, cfg.num_heads, int(cfg.require("d_kv")), norm_eps(cfg)
+        hidden, heads, dim = cfg.hidden_size, cfg.num_heads, int(cfg.require("d_kv"))
+        eps = float(cfg.get("layer_norm_epsilon", 1e-6))
         self.self_attn_norm = RMSNorm(hidden, eps)
         self.qkv_proj = QKVLinear(hidden, dim, heads, heads)
         self.attn = (PagedAttention if is_decoder else EncoderAttention)(heads, heads, dim, scale=1.0)
@@ -52,8 +53,8 @@ class T5Layer(nn.Module):
         gated, activation = FEED_FORWARD[cfg.choose("feed_forward_proj", list(FEED_FORWARD), "relu")]
         self.mlp: nn.Module = (GatedMLP if gated else MLP)(hidden, int(cfg.require("d_ff")), activation)
 
-    def make_bias(self):
-        """What this layer's attention adds to its scores, and that of the layers after it which have none of their own."""
+    def make_bias(self) -> torch.Tensor:
+        """What attention adds to its scores, here and in the layers after this one that have no bias of their own."""
         assert self.relative_bias is not None
         return self.relative_bias() if self.cross_attn is None else self.relative_bias.looking_back()
 
@@ -80,7 +81,7 @@ class T5Stack(nn.Module):
         self.layers = nn.ModuleList(
             T5Layer(cfg, is_decoder, has_bias=i == 0 or cfg.model_type == "umt5") for i in range(num_layers)
         )
-        self.norm = RMSNorm(cfg.hidden_size, norm_eps(cfg))
+        self.norm = RMSNorm(cfg.hidden_size, float(cfg.get("layer_norm_epsilon", 1e-6)))
 
     def forward(self, positions, x):
         bias = None
@@ -126,11 +127,7 @@ class T5ForConditionalGeneration(EncoderDecoder):
         return self.encoder.norm(self.encoder(positions, self.shared(input_ids)))
 
     def forward(self, input_ids, positions, inputs_embeds=None):
-        return self.decoder(positions, self.shared(input_ids) if inputs_embeds is None else inputs_embeds)
+        return self.decoder(positions, self.shared(input_ids))
 
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return self.lm_head(hidden_states, self.decoder.norm)
-
-
-def norm_eps(cfg: HFConfig) -> float:
-    return float(cfg.get("layer_norm_epsilon", 1e-6))

@@ -277,7 +277,7 @@ class _Answer:
     def _counts(self, update: ChoiceUpdate) -> dict[str, int]:
         return {
             "index": self.index,
-            "prompt_tokens": len(update.request.prompt_token_ids),
+            "prompt_tokens": update.request.num_prompt_tokens,
             "completion_tokens": len(self.token_ids),
             "cached_tokens": update.request.num_cached_tokens,
         }
