@@ -12,8 +12,8 @@ from octavo.config.hf import HFConfig
 from octavo.layers.causal_lm import keep_output_rows
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import Rope
-from octavo.layers.ssm.mixers import Mamba, Mamba2
-from octavo.models.hybrid import WithoutPositions
+from octavo.layers.ssm.mixers import Mamba
+from octavo.models.hybrid import WithoutPositions, mamba2_mixer
 
 
 class MixerLayer(nn.Module):
@@ -69,19 +69,22 @@ class FalconMambaLayer(MixerLayer):
 
 class Mamba2Layer(MixerLayer):
     def make_mixer(self, cfg: HFConfig, index: int) -> nn.Module:
-        cfg.choose("hidden_act", ["silu"], "silu")
-        return Mamba2(
-            cfg.hidden_size,
-            int(cfg.require("num_heads")),
-            int(cfg.require("head_dim")),
-            int(cfg.require("state_size")),
-            int(cfg.get("n_groups", 8)),
-            int(cfg.get("conv_kernel", 4)),
-            bias=bool(cfg.get("use_bias", False)),
-            conv_bias=bool(cfg.get("use_conv_bias", True)),
-            norm_eps=cfg.rms_norm_eps,
-            dt_limit=cfg.get("time_step_limit", (0.0, float("inf"))),
-        )
+        return mamba2_mixer(cfg)
+
+
+def mamba2_words(cfg: HFConfig, heads: str, head_dim: str, state_size: str) -> dict[str, Any]:
+    """Mamba 2's sizes, of which three are under the given keys, in the words of hybrid models."""
+    num_heads = int(cfg.require(heads))
+    return {
+        "mamba_n_heads": num_heads,
+        "mamba_d_ssm": num_heads * int(cfg.require(head_dim)),
+        "mamba_d_state": cfg.require(state_size),
+        "mamba_n_groups": cfg.get("n_groups", 8),
+        "mamba_d_conv": cfg.get("conv_kernel", 4),
+        "mamba_proj_bias": cfg.get("use_bias", False),
+        "mamba_conv_bias": cfg.get("use_conv_bias", True),
+        "rms_norm_eps": cfg.get("layer_norm_epsilon", 1e-5),
+    }
 
 
 class MambaForCausalLM(WithoutPositions):
@@ -98,7 +101,7 @@ class MambaForCausalLM(WithoutPositions):
     def words(cfg: HFConfig) -> dict[str, Any]:
         return {
             "rms_norm_eps": cfg.get("layer_norm_epsilon", 1e-5),
-            "tie_word_embeddings": cfg.get("tie_word_embeddings", cfg.model_type != "mamba2"),
+            "tie_word_embeddings": cfg.get("tie_word_embeddings", True),
         }
 
 
@@ -108,3 +111,7 @@ class FalconMambaForCausalLM(MambaForCausalLM):
 
 class Mamba2ForCausalLM(MambaForCausalLM):
     layer_class = Mamba2Layer
+
+    @staticmethod
+    def words(cfg: HFConfig) -> dict[str, Any]:
+        return mamba2_words(cfg, "num_heads", "head_dim", "state_size")

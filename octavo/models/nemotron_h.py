@@ -15,10 +15,10 @@ from octavo.layers.mlp import MLP
 from octavo.layers.moe.experts import Experts
 from octavo.layers.moe.layer import MoE
 from octavo.layers.norm import RMSNorm
-from octavo.layers.ssm.mixers import Mamba2
 from octavo.models.deepseek import DeepseekLayer
+from octavo.models.hybrid import mamba2_mixer
 from octavo.models.llama import LlamaAttention, LlamaForCausalLM
-from octavo.models.mamba import MambaForCausalLM, MixerLayer
+from octavo.models.mamba import MambaForCausalLM, MixerLayer, mamba2_words
 
 KINDS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 OLDER_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
@@ -49,24 +49,11 @@ class NemotronHLayer(MixerLayer):
         if kind in ("mlp", "moe"):
             activation = cfg.choose("mlp_hidden_act", ["relu2"], "relu2")
             cfg.choose("mlp_bias", [False], False)
-            return (
-                self.make_experts(cfg, activation)
-                if kind == "moe"
-                else MLP(cfg.hidden_size, cfg.intermediate_size, activation)
-            )
+            if kind == "moe":
+                return self.make_experts(cfg, activation)
+            return MLP(cfg.hidden_size, cfg.intermediate_size, activation)
         cfg.choose("mamba_hidden_act", ["silu"], "silu")
-        return Mamba2(
-            cfg.hidden_size,
-            int(cfg.require("mamba_num_heads")),
-            int(cfg.require("mamba_head_dim")),
-            int(cfg.require("ssm_state_size")),
-            int(cfg.get("n_groups", 8)),
-            int(cfg.get("conv_kernel", 4)),
-            bias=bool(cfg.get("use_bias", False)),
-            conv_bias=bool(cfg.get("use_conv_bias", True)),
-            norm_eps=cfg.rms_norm_eps,
-            dt_limit=cfg.get("time_step_limit", (0.0, float("inf"))),
-        )
+        return mamba2_mixer(cfg)
 
     @staticmethod
     def make_experts(cfg: HFConfig, activation: str) -> MoE:
@@ -113,7 +100,7 @@ class NemotronHForCausalLM(MambaForCausalLM):
         if kinds is None:
             kinds = [KINDS[letter] for letter in cfg.require("hybrid_override_pattern")]
         return {
+            **mamba2_words(cfg, "mamba_num_heads", "mamba_head_dim", "ssm_state_size"),
             "layer_types": [OLDER_KINDS.get(kind, kind) for kind in kinds],
             "num_hidden_layers": len(kinds),
-            "rms_norm_eps": cfg.get("layer_norm_epsilon", 1e-5),
         }
