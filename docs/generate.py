@@ -15,7 +15,7 @@ from octavo.config.resolve import MAX_QUEUED_IN_A_SERVER
 from octavo.config.server_args import ServerArgs
 from octavo.config.unsupported import UNSUPPORTED
 from octavo.metrics import HttpCollector, StatCollector
-from octavo.models.registry import NATIVE
+from octavo.models.registry import NATIVE, TEXT_PARTS
 from octavo.server.field_limits import BODIES, limit_of
 from octavo.server.http_protocol import MAX_HEADER_BYTES
 from octavo.server.json_body import MAX_DEPTH

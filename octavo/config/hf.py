@@ -27,6 +27,21 @@ ALIASES: dict[str, tuple[str, ...]] = {
 }
 
 
+# What the configurations of text parts leave out where it is transformers' default.
+TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma3_text": {
+        "vocab_size": 262208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "query_pre_attn_scalar": 256,
+        "max_position_embeddings": 131072,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+    }
+}
+
+
 def _decode_float(value: dict[str, Any]) -> Any:
     """transformers writes infinities, which JSON lacks, as {"__float__": "Infinity"}."""
     return float(value["__float__"]) if value.keys() == {"__float__"} else value
@@ -78,7 +93,10 @@ class HFConfig:
     def text(self) -> "HFConfig":
         """The language model's part: `text_config` where there is one, else this."""
         inner = self.data.get("text_config")
-        return HFConfig({"architectures": self.data.get("architectures"), **inner}) if isinstance(inner, dict) else self
+        if not isinstance(inner, dict):
+            return self
+        defaults = TEXT_DEFAULTS.get(str(inner.get("model_type")), {})
+        return HFConfig({"architectures": self.data.get("architectures"), **defaults, **inner})
 
     @property
     def architecture(self) -> str:

@@ -703,6 +703,8 @@ def _model_impl(args: EngineArgs, hf: HFConfig, native: Collection[str], notes: 
         if args.model_impl == "auto":
             notes.append(f"model_impl=transformers: Octavo has no model file of its own for {hf.architecture}")
         return "transformers"
+    if hf.text() is not hf:
+        notes.append(f"{hf.architecture}: its text part alone is run, and reads nothing but text")
     return "octavo"
 
 

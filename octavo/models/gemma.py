@@ -56,7 +56,7 @@ class GemmaForCausalLM(LlamaForCausalLM):
             "attention_multiplier": cfg.get("query_pre_attn_scalar", cfg.head_dim) ** -0.5,
             "tie_word_embeddings": cfg.get("tie_word_embeddings", True),
         }
-        if cfg.get("rope_local_base_freq"):  # Gemma 3 as transformers 4 wrote it
+        if cfg.get("rope_local_base_freq") and not cfg.get("rope_parameters"):  # Gemma 3 as transformers 4 wrote it
             local = {"rope_type": "default", "rope_theta": cfg.get("rope_local_base_freq")}
             words["rope_parameters"] = {"full_attention": cfg.rope_parameters, "sliding_attention": local}
         return HFConfig({**cfg.data, **words})

@@ -76,6 +76,15 @@ NATIVE: dict[str, tuple[str, str]] = {
     "Qwen3_5MoeForCausalLM": ("qwen3_next", "Qwen35MoeForCausalLM"),
 }
 
+# Models of text and more, whose decoder is run alone -> the architecture that it is.
+TEXT_PARTS = {
+    "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
+    "Mistral3ForConditionalGeneration": "MistralForCausalLM",
+    "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
+}
+NATIVE.update({name: NATIVE[text] for name, text in TEXT_PARTS.items()})
+
 # Encoders, likewise. What is neither here nor above makes vectors and classes through transformers' own modules.
 ENCODERS: dict[str, tuple[str, str]] = {
     **{
@@ -115,4 +124,7 @@ def model_class(architecture: str, model_impl: str, *, pools: bool = False) -> t
         module, name = "transformers_backend", "TransformersForCausalLM"
     else:
         module, name = {**NATIVE, **ENCODERS, **ENCODER_DECODERS}[architecture]
-    return getattr(importlib.import_module(f"octavo.models.{module}"), name)
+    found = getattr(importlib.import_module(f"octavo.models.{module}"), name)
+    if model_impl != "transformers" and architecture in TEXT_PARTS:
+        return importlib.import_module("octavo.models.text_part").text_part(found)
+    return found
