@@ -280,6 +280,9 @@ def models() -> str:
         "integers of 8 and 4 bits on a CPU: of linears; experts keep the model's data type, and those that a checkpoint has",
         "in FP8 or MXFP4 are decoded to it. Adapters (LoRA) and several devices are not there yet, for any model.",
         "",
+        "Of models that also see, the text part runs, and images are refused:",
+        f"{', '.join(f'`{name}`' for name in TEXT_PARTS)}.",
+        "",
         "| architecture | `model_type` | runs as | prefix cache | rounded weights |",
         "|---|---|---|---|---|",
     ]
