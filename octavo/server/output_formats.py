@@ -198,10 +198,13 @@ class OutputFormats:
             return replace(plan, bare=dict.fromkeys("[{", json_calls()))
         if use.mode == "none" or self.tools is None:
             return plan
+        openings, bare = self.tools.openings, self.tools.bare
+        if use.is_strict and self.tools.trigger is not None:  # only behind this mark does the grammar rule
+            openings, bare = {self.tools.trigger: openings[self.tools.trigger]}, {}
         return replace(
             plan,
-            openings=self.tools.openings,
-            bare=self.tools.bare,
+            openings=openings,
+            bare=bare,
             make_id=self.tools.make_id,
             layout=(*plan.layout, *self.tools.layout),
             calls_end_reasoning=self.reasoning is not None and self.reasoning.calls_end_it,

@@ -62,8 +62,11 @@ class ToolFormat:
 
     @property
     def trigger(self) -> str | None:
-        """The mark that `written` begins with, where a grammar can take over the rest of the call."""
-        if "ARGUMENTS" not in self.written:
+        """The mark that `written` begins with, where a grammar can take over the rest of the call.
+
+        The beginning of an object is none: answers may hold JSON that is no call.
+        """
+        if "ARGUMENTS" not in self.written or self.written.startswith("{"):
             return None
         return next((mark for mark in self.openings if self.written.startswith(mark)), None)
 

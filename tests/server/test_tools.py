@@ -348,6 +348,19 @@ async def test_strict_tools() -> None:
     assert error["param"] == "tools" and "strict" in error["message"]
 
 
+async def test_strict_calls_stand_behind_the_mark_that_the_grammar_knows() -> None:
+    """What a format reads elsewhere besides could not be held to the schema: it is content. JSON is no mark."""
+    strict = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS, "strict": True}}
+    call = '[{"name": "get_weather", "arguments": {"city": 1}}]'
+    for text, is_call in ((call, False), (f"<tool_call>{call}", False), (f"<|tool_call|>{call}", True)):
+        async with client_of(engine_saying(text), tool_call_parser="granite") as client:
+            choice = (await client.post(PATH, json=chat_body(tools=[strict]))).json()["choices"][0]
+        assert (choice["finish_reason"] == "tool_calls") == is_call
+        assert choice["message"]["content"] == (None if is_call else text)
+    async with client_of(engine_saying("x"), tool_call_parser="llama3_json") as client:
+        error_of(await client.post(PATH, json=chat_body(tools=[strict])), 400)
+
+
 async def test_forced_calls() -> None:
     """FC-070: what the engine is asked for, and what becomes of the JSON that it answers with."""
     engine = engine_saying('[{"name": "get_weather", "parameters": {"city": "Oslo"}}]')
