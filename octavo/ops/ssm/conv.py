@@ -27,8 +27,10 @@ def short_conv(
 
     def step(state, inside, x):
         padded = torch.cat((state.to(x.dtype), x), 1)
-        y = (padded.unfold(1, width, 1) * weight).sum(-1)
-        y = y if bias is None else y + bias
+        num = x.shape[1]
+        y = padded[:, :num] * weight[:, 0] if bias is None else torch.addcmul(bias, padded[:, :num], weight[:, 0])
+        for i in range(1, width):
+            y = torch.addcmul(y, padded[:, i : i + num], weight[:, i])
         if inside is None:
             return y, padded[:, 1:].float()
         last = inside.sum(1, keepdim=True) + torch.arange(width - 1, device=x.device)

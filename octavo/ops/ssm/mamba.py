@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from octavo.ops.registry import op
 from octavo.ops.ssm.requests import LENS, Requests, make_requests, scan_chunks
 
-_SCAN_CHUNK = 16  # each doubling passes over the states of all its tokens, which should stay in the cache
+_SCAN_CHUNK = 8  # each doubling passes over the states of all its tokens: more would leave the cache
 _DUAL_CHUNK = 64
 
 
@@ -73,17 +73,21 @@ def state_space_dual(
     x, b, c = x.unflatten(1, (heads, head_dim)), b.unflatten(1, (groups, size)), c.unflatten(1, (groups, size))
 
     def step(state, inside, x, b, c, dt):
-        # [n, heads, tokens, …], a group's b and c repeated for its heads
+        # b and c [n, groups, tokens, state]; x and dt [n, heads, tokens, …], the heads of a group side by side
         x, b, c, dt = (each.float().transpose(1, 2) for each in (x, b, c, dt))
-        b, c = (each.repeat_interleave(heads // groups, 1) for each in (b, c))
         dt = F.softplus(dt + dt_bias.float()[:, None]).clamp(*dt_limit)
         dt = dt if inside is None else dt.masked_fill(~inside[:, None], 0.0)
         log_decay = (dt * a[:, None]).cumsum(-1)
-        scores = (c @ b.transpose(2, 3)) * decay_between(log_decay) * dt[:, :, None]
-        y = scores @ x + log_decay.exp()[..., None] * (c @ state.transpose(2, 3))
-        left = dt * (log_decay[..., -1:] - log_decay).exp()
-        new = state * log_decay[..., -1:, None].exp() + (x * left[..., None]).transpose(2, 3) @ b
-        return (y + d.float()[:, None, None] * x).transpose(1, 2), new
+        scores = (c @ b.transpose(2, 3)).repeat_interleave(heads // groups, 1)
+        y = (scores * decay_between(log_decay) * dt[:, :, None]) @ x
+        # What the state gives, and what it gets: one product for all heads of a group.
+        read = c @ state.view(len(x), groups, -1, size).transpose(2, 3)
+        read = read.unflatten(3, (-1, head_dim)).transpose(2, 3).flatten(1, 2)
+        y = y + log_decay.exp()[..., None] * read + d.float()[:, None, None] * x
+        left = x * (dt * (log_decay[..., -1:] - log_decay).exp())[..., None]
+        left = left.unflatten(1, (groups, -1)).transpose(3, 4).flatten(2, 3)
+        new = state * log_decay[..., -1:, None].exp() + (left @ b).view_as(state)
+        return y.transpose(1, 2), new
 
     out = torch.empty(xbc.shape[0], heads, head_dim, dtype=xbc.dtype, device=xbc.device)
     return scan_chunks(requests, states, (x, b, c, dt), _DUAL_CHUNK, step, out).flatten(1)
