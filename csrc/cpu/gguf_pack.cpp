@@ -75,9 +75,7 @@ static void q8_0(const uint8_t* b, Decoded& out) {
     set_scale32(out, 0, half_at(b), 0);
 }
 static void iq4_nl(const uint8_t* b, Decoded& out) {
-    static const int8_t values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
     nibbles32(b + 2, out.quants);
-    for (int i = 0; i < 32; i++) out.quants[i] = uint8_t(values[out.quants[i]]);
     set_scale32(out, 0, half_at(b), 0);
 }
 
@@ -206,7 +204,7 @@ static const Format FORMATS[] = {
     {"int4 float16", 32, 64, KIND_U4, 32, 0, 1, true, int4<Half>},
     {"Q4_0", 32, 18, KIND_U4, 32, 8, 0, true, q4_0},   {"Q4_1", 32, 20, KIND_U4, 32, 0, 1, true, q4_1},
     {"Q5_0", 32, 22, KIND_U5, 32, 16, 0, true, q5_0},  {"Q5_1", 32, 24, KIND_U5, 32, 0, 1, true, q5_1},
-    {"Q8_0", 32, 34, KIND_S8, 32, 0, 0, true, q8_0},   {"IQ4_NL", 32, 18, KIND_S8, 32, 0, 0, true, iq4_nl},
+    {"Q8_0", 32, 34, KIND_S8, 32, 0, 0, true, q8_0},   {"IQ4_NL", 32, 18, KIND_N4, 32, 0, 0, true, iq4_nl},
     {"Q2_K", 256, 84, KIND_U4, 16, 0, 1, false, q2_k}, {"Q3_K", 256, 110, KIND_U4, 16, 4, 0, false, q3_k},
     {"Q4_K", 256, 144, KIND_U4, 32, 0, 1, false, q4_k}, {"Q5_K", 256, 176, KIND_U5, 32, 0, 1, false, q5_k},
     {"Q6_K", 256, 210, KIND_U6, 16, 32, 0, false, q6_k},
@@ -259,7 +257,7 @@ static void pack_quants(const PackedWeight& w, const uint8_t* quants, uint8_t* w
     } else {
         count = half;
         for (int i = 0; i < half; i++) bytes[i] = uint8_t((quants[i] & 15) | (quants[i + half] << 4));
-        if (w.kind != KIND_U4) {
+        if (w.kind == KIND_U5 || w.kind == KIND_U6) {
             const int bits = w.kind == KIND_U5 ? 1 : 2;
             for (int i = 0; i < w.group; i++) bytes[half + i % 4] |= uint8_t((quants[i] >> 4) << (i / 4 * bits));
             count += 4;
@@ -322,7 +320,7 @@ int64_t octavo_gguf_describe(const char* type, int64_t rows, int64_t cols, octav
     const octavo::Format* format = octavo::find_format(type);
     if (format == nullptr) return -1;
     if (cols % format->block_cols != 0) return -2;
-    const int offset = format->kind == octavo::KIND_S8 ? octavo::SIGNED_OFFSET : 0;
+    const int offset = octavo::is_signed(format->kind) ? octavo::SIGNED_OFFSET : 0;
     *weight = {nullptr, rows, cols, format->kind, format->group, format->zero + offset, format->has_min, 1.0f, 0};
     return (rows + octavo::LANES - 1) / octavo::LANES * octavo::tile_bytes(*weight, octavo::LANES);
 }

@@ -107,6 +107,8 @@ const TileKernels& tile_kernels(const PackedWeight& w) {
     switch (w.kind) {
         case KIND_U4:
             return tile_kernels_u4(w);
+        case KIND_N4:
+            return tile_kernels_n4(w);
         case KIND_U5:
             return tile_kernels_u5(w);
         case KIND_U6:
@@ -294,6 +296,7 @@ static void unpack_row(const PackedWeight& w, int64_t row, float scale, float* o
                 quant = SIGNED_OFFSET == 0 ? int(int8_t(byte)) : int(byte);
             } else {
                 quant = (words[i % half / 4 * WORD + i % 4] >> (i < half ? 0 : 4)) & 15;
+                if (w.kind == KIND_N4) quant = NONLINEAR[quant] + SIGNED_OFFSET;
                 if (w.kind == KIND_U5) quant |= ((plane[i % 4] >> (i / 4)) & 1) << 4;
                 if (w.kind == KIND_U6) quant |= ((plane[i % 4] >> (i / 4 * 2)) & 3) << 4;
             }

@@ -49,6 +49,7 @@ struct TileKernels {
 
 const TileKernels& tile_kernels(const PackedWeight& w);
 const TileKernels& tile_kernels_u4(const PackedWeight& w);
+const TileKernels& tile_kernels_n4(const PackedWeight& w);
 const TileKernels& tile_kernels_u5(const PackedWeight& w);
 const TileKernels& tile_kernels_u6(const PackedWeight& w);
 const TileKernels& tile_kernels_s8(const PackedWeight& w);
@@ -63,9 +64,9 @@ struct Packed {
     static constexpr int KIND = KIND_, GROUP = GROUP_;
     static constexpr bool IN_MEMORY = true;
     static constexpr int HEADER = LANES * (HAS_MIN ? 4 : 2);
-    static constexpr int BYTES = HEADER + (KIND == KIND_S8 ? GROUP : GROUP / 2 + (KIND == KIND_U4 ? 0 : 4)) * LANES;
+    static constexpr int BYTES = HEADER + quant_bytes(KIND, GROUP) * LANES;
     // Without minima in the file, one follows from the quant that stands for zero.
-    static constexpr bool ADDS_MIN = HAS_MIN || KIND != KIND_S8 || SIGNED_OFFSET != 0;
+    static constexpr bool ADDS_MIN = HAS_MIN || !is_signed(KIND) || SIGNED_OFFSET != 0;
 
     // The quants of columns 4 * step … 4 * step + 3.
     static inline U8 word(const uint8_t* group, int step) {
@@ -75,6 +76,7 @@ struct Packed {
         const U8 both = load<U8>(quants + step % HALF * WORD);
         const U8 nibble = (step < HALF ? both : (U8)((I16)both >> 4)) & 15;
         if constexpr (KIND == KIND_U4) return nibble;
+        if constexpr (KIND == KIND_N4) return look_up(NONLINEAR, nibble) + uint8_t(SIGNED_OFFSET);
         // Whole 16-bit lanes are shifted; what crosses into a neighbouring byte is masked away.
         constexpr int BITS = KIND == KIND_U5 ? 1 : 2;
         constexpr uint8_t MASK = KIND == KIND_U5 ? 0x10 : 0x30;

@@ -7,4 +7,6 @@ const TileKernels& tile_kernels_u4(const PackedWeight& w) {
     return w.has_min ? make_kernels<KIND_U4, 16, true>() : make_kernels<KIND_U4, 16, false>();
 }
 
+const TileKernels& tile_kernels_n4(const PackedWeight&) { return make_kernels<KIND_N4, 32, false>(); }
+
 }  // namespace octavo

@@ -22,6 +22,7 @@ enum QuantKind : int32_t {
     KIND_U5 = 1,  // 0 … 31, groups of 32: nibbles and a word of fifth bits
     KIND_U6 = 2,  // 0 … 63, groups of 16: nibbles and a word of pairs of bits
     KIND_S8 = 3,  // a byte, -128 … 127, kept with SIGNED_OFFSET added
+    KIND_N4 = 4,  // 4 bits that stand for one of NONLINEAR
 };
 
 struct PackedWeight {
@@ -30,15 +31,19 @@ struct PackedWeight {
     int64_t cols;
     int32_t kind;
     int32_t group;    // 16 or 32 columns
-    int32_t zero;     // SIGNED_OFFSET included
+    int32_t zero;     // SIGNED_OFFSET included, for signed kinds
     int32_t has_min;  // 0 or 1
     float gain;       // a power of two that keeps scales within half precision
     int32_t reserved;
 };
 
+// The values of IQ4_NL.
+constexpr int8_t NONLINEAR[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+constexpr bool is_signed(int kind) { return kind == KIND_S8 || kind == KIND_N4; }
 // Bytes of a row's quants in one group.
-inline int64_t quant_bytes(int kind, int group) {
-    return kind == KIND_S8 ? group : group / 2 + (kind == KIND_U4 ? 0 : 4);
+constexpr int quant_bytes(int kind, int group) {
+    return kind == KIND_S8 ? group : group / 2 + (kind == KIND_U5 || kind == KIND_U6 ? 4 : 0);
 }
 inline int64_t group_bytes(const PackedWeight& w, int lanes) {
     return lanes * (2 + 2 * w.has_min + quant_bytes(w.kind, w.group));

@@ -107,6 +107,27 @@ inline U8 splat4(const void* p) {
     return (U8)(I32{} + four);
 }
 
+// table[i] for every byte i of `indices`, all below 16.
+inline U8 look_up(const int8_t (&table)[16], U8 indices) {
+#if defined(OCTAVO_AVX512)
+    const __m128i values = _mm_loadu_si128((const __m128i*)table);
+    return (U8)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(values), (__m512i)indices);
+#elif defined(OCTAVO_AVX2)
+    const __m128i values = _mm_loadu_si128((const __m128i*)table);
+    return (U8)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), (__m256i)indices);
+#elif defined(OCTAVO_NEON)
+    const int8x16_t values = vld1q_s8(table);
+    uint8x16_t halves[2];
+    std::memcpy(halves, &indices, 32);
+    const int8x16_t found[2] = {vqtbl1q_s8(values, halves[0]), vqtbl1q_s8(values, halves[1])};
+    return load<U8>(found);
+#else
+    U8 found;
+    for (int i = 0; i < 4 * LANES; i++) found[i] = uint8_t(table[indices[i]]);
+    return found;
+#endif
+}
+
 inline float half_to_float(Half h) {
 #if defined(OCTAVO_AVX512) || defined(OCTAVO_AVX2)
     return _cvtsh_ss(h);

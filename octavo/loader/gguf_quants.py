@@ -14,6 +14,7 @@ from torch import Tensor
 
 from octavo.errors import LoadError
 from octavo.loader.gguf_file import GGML_TYPES
+from octavo.ops.linear.packed import NONLINEAR
 
 # Values decoded at a time on a CPU; the intermediate tensors stay within its cache.
 CHUNK_VALUES = 1 << 17
@@ -23,8 +24,6 @@ CHUNK_VALUES_ACCELERATOR = 1 << 25
 FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 INTEGER_TYPES = {"I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64}
 PLAIN_TYPES = FLOAT_TYPES | INTEGER_TYPES
-
-_IQ4_NL_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
 def dequantize(data: Tensor, ggml_type: str, dtype: torch.dtype) -> Tensor:
@@ -119,7 +118,7 @@ def _q8_0(blocks: Tensor) -> Tensor:
 
 
 def _iq4_nl(blocks: Tensor) -> Tensor:
-    values = torch.tensor(_IQ4_NL_VALUES, dtype=torch.float32, device=blocks.device)
+    values = torch.tensor(NONLINEAR, dtype=torch.float32, device=blocks.device)
     return _half(blocks, 0) * values[_nibbles32(blocks, 2).int()]
 
 

@@ -54,7 +54,7 @@ def _structure(matrix: PackedMatrix) -> PackedWeight:
 def _has_own_layout(matrix: PackedMatrix) -> bool:
     """Whether the matrix is packed for this machine's instruction set."""
     run = runtime()
-    return matrix.lanes == run.lanes and (matrix.kind != QuantKind.S8 or matrix.zero == run.signed_offset)
+    return matrix.lanes == run.lanes and (not matrix.kind.is_signed or matrix.zero == run.signed_offset)
 
 
 def _is_plain(x: torch.Tensor | None, width: int) -> bool:

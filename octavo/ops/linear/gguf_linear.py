@@ -68,6 +68,7 @@ _FORMATS = (
     (QuantKind.U6, 16, False),
     (QuantKind.S8, 32, False),
     (QuantKind.S8, 16, False),
+    (QuantKind.N4, 32, False),
 )
 
 

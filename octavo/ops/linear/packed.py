@@ -14,6 +14,8 @@ from enum import IntEnum
 
 import torch
 
+NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # the values of IQ4_NL
+
 
 class QuantKind(IntEnum):
     """How a quant is kept."""
@@ -22,6 +24,11 @@ class QuantKind(IntEnum):
     U5 = 1  # 5 bits, 0 … 31, groups of 32
     U6 = 2  # 6 bits, 0 … 63, groups of 16
     S8 = 3  # a byte, -128 … 127; or 128 more, and then `zero` is 128 more as well
+    N4 = 4  # 4 bits, one of NONLINEAR; `zero` as of S8
+
+    @property
+    def is_signed(self) -> bool:
+        return self in (QuantKind.S8, QuantKind.N4)
 
     @property
     def plane_bits(self) -> int:
@@ -65,7 +72,8 @@ def unpack(matrix: PackedMatrix) -> torch.Tensor:
             shifts = torch.arange(0, m.group // 4 * bits, bits, dtype=torch.uint8).view(-1, 1, 1)
             quants = quants | ((plane >> shifts) & (2**bits - 1)) << 4
     # [tiles, groups, words, lanes, 4] → [tiles, groups, lanes, group]
-    numbers = quants.transpose(-3, -2).flatten(-2).float() - m.zero
+    quants = quants.transpose(-3, -2).flatten(-2)
+    numbers = torch.tensor(NONLINEAR)[quants.int()].float() if m.kind == QuantKind.N4 else quants.float() - m.zero
     numbers = halves[..., 0, :, :] * numbers
     if m.has_min:
         numbers = numbers + halves[..., 1, :, :]
@@ -93,8 +101,8 @@ def random_matrix(
 
     `offset` is what is added to signed quants.
     """
-    largest = {QuantKind.U4: 8, QuantKind.U5: 16, QuantKind.U6: 32, QuantKind.S8: 128}[kind]
-    zero = offset if kind == QuantKind.S8 else largest
+    largest = {QuantKind.U4: 8, QuantKind.U5: 16, QuantKind.U6: 32, QuantKind.S8: 128, QuantKind.N4: 128}[kind]
+    zero = offset if kind.is_signed else largest
     shape = (-(-rows // lanes), cols // group)
     halves = torch.rand(*shape, lanes * (1 + has_min), generator=rng) / (largest * cols**0.5)
     quants = torch.randint(0, 256, (*shape, kind.words(group) * lanes * 4), generator=rng, dtype=torch.uint8)
