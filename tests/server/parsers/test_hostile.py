@@ -55,6 +55,17 @@ def test_linear_time(name: str, hostile: str) -> None:
         assert time.process_time() - begun < MAX_SECONDS
 
 
+@pytest.mark.parametrize("row", TOOL_FORMATS, ids=lambda row: row.names[0])
+def test_linear_time_of_every_format(row) -> None:
+    """Half a call, and openings without end behind it."""
+    mark = next(iter([*row.openings, *row.bare, row.example]))
+    text = row.example[: len(row.example) // 2] + mark * (SIZE // len(mark))
+    machine, plan = make_plan(row.names[0])
+    begun = time.process_time()
+    collect(machine(plan), pieces_of(text, 16))
+    assert time.process_time() - begun < MAX_SECONDS
+
+
 @pytest.mark.parametrize("row", REASONING_FORMATS, ids=lambda row: row.names[0])
 def test_linear_time_of_reasoning(row) -> None:
     start, end = row.starts[0], row.ends[0]
