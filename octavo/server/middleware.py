@@ -40,6 +40,7 @@ PUBLIC_PATHS = PAGE_PATHS | {"/health", "/health/live", "/health/ready", "/ping"
 # The methods that metrics tell apart; a client may send any word.
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
+_PRIVATE = (".localhost", ".internal")  # names that no stranger can register; containers know their host by one
 _PORT = re.compile(r":\d*$")  # behind the name in a Host header
 _REQUEST_ID = re.compile(r"[\w.:@/+=-]{1,128}", re.ASCII)
 
@@ -153,7 +154,7 @@ class WebPages:
     def _of_hosts(self, hosts: list[str]) -> str | None:
         for host in hosts:
             name = _PORT.sub("", host).lower()
-            is_known = name in self.hosts or name.endswith(".localhost") or _is_address(name)
+            is_known = name in self.hosts or name.endswith(_PRIVATE) or _is_address(name)
             if not is_known and "*" not in self.hosts:
                 return (
                     f"this server does not answer to the name {name!r:.140}; start it with --allowed-hosts to let it."
