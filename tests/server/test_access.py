@@ -54,7 +54,10 @@ async def test_no_spelling_of_a_path_gets_around_the_key(path):
 
 @pytest.mark.parametrize(
     "host",
-    ["localhost", "LOCALHOST:8000", "app.localhost", "host.docker.internal:8000", "127.0.0.1:8000", "192.168.1.2", "[::1]:8000", "[::1]", "octavo.lan:80"],
+    [
+        *("localhost", "LOCALHOST:8000", "app.localhost", "host.docker.internal:8000", "127.0.0.1:8000", "192.168.1.2"),
+        *("[::1]:8000", "[::1]", "octavo.lan:80"),
+    ],
 )  # fmt: skip
 async def test_names_that_a_server_without_keys_answers_to(host):
     async with client_of(allowed_hosts=["Octavo.lan"]) as client:
