@@ -87,7 +87,10 @@ class HFConfig:
         """The value of `key`, which must be one of `supported`."""
         value = self.require(key) if default is _MISSING else self.get(key, default)
         if value not in supported:
-            raise ConfigError(f"config.json has {key}={value!r}; {self.architecture} supports {list(supported)}.")
+            raise ConfigError(
+                f"config.json has {key}={value!r}; {self.architecture} supports {list(supported)}. "
+                "model_impl=transformers may do more."
+            )
         return value
 
     def text(self) -> "HFConfig":

@@ -102,7 +102,9 @@ def resolve_pooling(
     is_bidirectional = bool(hf.get("use_bidirectional_attention")) or hf.get("is_causal") is False
     is_encoder = impl == "transformers" or architecture in encoders or is_bidirectional
     is_classifier = tasks[0].endswith("classify")
-    sizes = hf.get("matryoshka_dimensions") or (MATRYOSHKA.get(hf.model_type, []) if is_bidirectional else [])
+    sizes = hf.get("matryoshka_dimensions") or []
+    if not sizes and is_bidirectional and hf.get("is_matryoshka") is None:
+        sizes = MATRYOSHKA.get(hf.model_type, [])
     labels = _labels(hf) if is_classifier else []
     if label_token_ids and "classify" in tasks:
         labels = labels[:1] if len(label_token_ids) <= 2 else [str(i) for i in range(len(label_token_ids))]

@@ -1,5 +1,6 @@
 """Every causal language model of the table against transformers in float32, and that the table leaves out none."""
 
+import json
 import re
 from pathlib import Path
 
@@ -34,6 +35,14 @@ def test_equals_transformers(architecture: str, tmp_path: Path):
 def test_variant_equals_transformers(name: str, tmp_path: Path):
     row = VARIANTS[name]
     check_against_transformers(tmp_path, random_checkpoint(row.model_type, row.changes, tmp_path))
+
+
+def test_kimi_k2_is_deepseek_v3(tmp_path: Path):
+    """Its checkpoints name a model type that transformers does not know, and DeepSeek-V3's architecture."""
+    oracle = random_checkpoint("deepseek_v3", {"n_group": 1, "topk_group": 1}, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "kimi_k2"}))
+    check_engine(tmp_path, oracle)
 
 
 @pytest.mark.parametrize("architecture", sorted(TAKES_ROUNDED))

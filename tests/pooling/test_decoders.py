@@ -119,6 +119,8 @@ def test_a_gemma_that_looks_both_ways(tmp_path):
         cut = llm.embed(PROMPTS[1], pooling_params=PoolingParams(dimensions=8), use_tqdm=False)[0].outputs
         with pytest.raises(ValueError, match="more than the 16"):
             llm.embed(PROMPTS[1], pooling_params=PoolingParams(dimensions=17))
+    with LLM(str(tmp_path), skip_tokenizer_init=True) as llm, pytest.raises(ValueError, match="128, 256, 512, 768"):
+        llm.embed(PROMPTS[1], pooling_params=PoolingParams(dimensions=8))
     expected = []
     for ids in PROMPTS:
         x = run(oracle, ids).last_hidden_state[0].mean(0)
