@@ -53,7 +53,7 @@ class Lfm2ForCausalLM(HybridForCausalLM):
     def words(cfg: HFConfig) -> dict[str, Any]:
         attends = cfg.get("full_attn_idxs", range(cfg.num_layers))
         kinds = ["full_attention" if i in attends else "conv" for i in range(cfg.num_layers)]
-        width = int(cfg.get("block_ff_dim", cfg.intermediate_size))
+        width = int(cfg.get("block_ff_dim") or cfg.intermediate_size)
         if cfg.model_type == "lfm2" and cfg.get("block_auto_adjust_ff_dim", True):
             unit = int(cfg.get("block_multiple_of", 256))
             width = int(cfg.get("block_ffn_dim_multiplier", 1.0) * int(2 * width / 3))

@@ -3,6 +3,8 @@
 Loaded by `octavo bench kernels` alone. A CPU gets batches that it would be given.
 """
 
+from typing import Any
+
 import torch
 
 from octavo.ops.activation import gated_activation
@@ -15,6 +17,10 @@ from octavo.ops.linear.packed import PackedMatrix, QuantKind, random_matrix
 from octavo.ops.logits import top_logprobs
 from octavo.ops.rope import qkv_rope_write, write_kv
 from octavo.ops.sampling import sample
+from octavo.ops.ssm.conv import short_conv
+from octavo.ops.ssm.delta import gated_delta_rule
+from octavo.ops.ssm.mamba import state_space_dual
+from octavo.ops.ssm.requests import Requests, make_requests
 
 HIDDEN, INTERMEDIATE, VOCAB = 4096, 14336, 128256
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, CONTEXT = 32, 8, 128, 64, 1024
@@ -155,6 +161,50 @@ def _gguf_embedding_inputs(rng: torch.Generator, dtype: torch.dtype, device: str
         yield torch.randint(0, HIDDEN, (tokens,), generator=rng), _packed(rng)
 
 
+def _recurrent_steps(device: str):
+    """Decode steps, and one of a prompt."""
+    yield from (make_requests(device, *[(CONTEXT, 1)] * num) for num in _batches(device))
+    yield make_requests(device, (0, CONTEXT))
+
+
+def _recurrent_work(*arguments: Any):
+    """Every operand and a result like the first once; of the states, which are the last before `Requests`, both ways."""
+    place = next(i for i, a in enumerate(arguments) if isinstance(a, Requests))
+    tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
+    return sum(t.nbytes for t in (*tensors, arguments[place - 1], arguments[0])), 0
+
+
+def _conv_inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
+    channels, width = 8192, 4
+    for requests in _recurrent_steps(device):
+        x = torch.randn(int(requests.query_start_loc[-1]), channels, generator=rng).to(device, dtype)
+        weight = torch.randn(channels, width, generator=rng).to(device, dtype)
+        states = torch.zeros(len(requests.rows), width - 1, channels, dtype=dtype, device=device)
+        yield x, weight, None, states, requests, "silu"
+
+
+def _dual_inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
+    """A layer of a Mamba 2 of three billion parameters."""
+    heads, head_dim, size = 80, 64, 128
+    for requests in _recurrent_steps(device):
+        tokens = int(requests.query_start_loc[-1])
+        xbc = torch.randn(tokens, heads * head_dim + 2 * size, generator=rng).to(device, dtype)
+        dt = torch.randn(tokens, heads, generator=rng).to(device, dtype)
+        states = torch.zeros(len(requests.rows), heads, head_dim, size, device=device)
+        yield xbc, dt, *torch.zeros(3, heads, device=device), states, requests, (0.0, 1e9)
+
+
+def _delta_inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
+    """A layer of Qwen3-Next of eighty billion parameters."""
+    key_heads, heads, dim = 16, 32, 128
+    for requests in _recurrent_steps(device):
+        tokens = int(requests.query_start_loc[-1])
+        qkv = torch.randn(tokens, (2 * key_heads + heads) * dim, generator=rng).to(device, dtype)
+        b, a = torch.randn(2, tokens, heads, generator=rng).to(device, dtype)
+        states = torch.zeros(len(requests.rows), heads, dim, dim, device=device)
+        yield qkv, b, a, *torch.zeros(2, heads, device=device), states, requests, key_heads
+
+
 decode_attention.bench_inputs, decode_attention.bytes_and_flops = _decode_inputs, _decode_work
 qkv_rope_write.bench_inputs = _rope_inputs
 qkv_rope_write.bytes_and_flops = lambda qkv, positions, *rest: (2 * qkv.nbytes + len(qkv) * (HEAD_DIM * 4 + 16), 0)
@@ -177,3 +227,6 @@ gguf_embedding.bytes_and_flops = lambda ids, table, *rest: (
     len(ids) * (table.data.nbytes // table.rows + 4 * table.cols),
     0,
 )
+short_conv.bench_inputs, short_conv.bytes_and_flops = _conv_inputs, _recurrent_work
+state_space_dual.bench_inputs, state_space_dual.bytes_and_flops = _dual_inputs, _recurrent_work
+gated_delta_rule.bench_inputs, gated_delta_rule.bytes_and_flops = _delta_inputs, _recurrent_work

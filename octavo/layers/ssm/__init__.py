@@ -1,1 +1,1 @@
-"""Recurrent layers: what they keep of a request."""
+"""Recurrent layers: the mixers that models are written with, and what they keep of a request."""

@@ -6,7 +6,7 @@ from octavo.ops.activation import GATES
 from octavo.ops.registry import op
 from octavo.ops.ssm.requests import Requests, make_requests, scan_chunks
 
-_CHUNK = 1024
+_CHUNK = 256
 
 
 @op

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Requests:
     """Request r's tokens are query_start_loc[r] … query_start_loc[r + 1], its states lie in row rows[r]."""
 
@@ -15,6 +15,9 @@ class Requests:
     seq_lens: torch.Tensor  # [num] int32: tokens of the request once this step's are done
     max_query_len: int
     query_start_loc_cpu: Sequence[int] | None = None  # None inside a captured graph
+
+    def __repr__(self) -> str:
+        return f"{len(self.rows)} requests of at most {self.max_query_len} tokens"
 
     def load(self, states: torch.Tensor) -> torch.Tensor:
         """states [rows, …] → the requests' own [num, …] in float32: zeros for those that begin in this step."""
