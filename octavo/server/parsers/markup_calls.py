@@ -86,7 +86,7 @@ class Markup:
                 break
             header, _ = yield from reader.until_after(self._key_ends, MAX_NAME)
             key = _name_in(header)
-            kinds = _kinds(tool.schema_of(key), tool.parameters)
+            kinds = _kinds(tool.schema_of(key), tool.parameters, set())
             if 'string="true"' in header:
                 kinds = {"string"}
             elif 'string="false"' in header:
@@ -175,20 +175,24 @@ def _name_in(header: str) -> str:
     return found[1]
 
 
-def _kinds(schema: Any, root: Any, num_steps: int = 8) -> set[str]:
-    """The JSON types that a schema allows; empty when it does not say. References point into `root`."""
-    if not isinstance(schema, dict) or num_steps == 0:
+def _kinds(schema: Any, root: Any, followed: set[str]) -> set[str]:
+    """The JSON types that a schema allows; empty when it does not say.
+
+    References point into `root`, and each is followed once.
+    """
+    if not isinstance(schema, dict):
         return set()
     kind, reference = schema.get("type"), schema.get("$ref")
     if isinstance(kind, str):
         return {kind}
     if isinstance(kind, list):
         return {str(one) for one in kind}
-    if isinstance(reference, str):
-        return _kinds(_referenced(reference, root), root, num_steps - 1)
+    if isinstance(reference, str) and reference not in followed:
+        followed.add(reference)
+        return _kinds(_referenced(reference, root), root, followed)
     for name in ("anyOf", "oneOf", "allOf"):
         if isinstance(schema.get(name), list):
-            return set().union(*(_kinds(one, root, num_steps - 1) for one in schema[name]))
+            return set().union(*(_kinds(one, root, followed) for one in schema[name]))
     values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
     return {"string"} if values and all(isinstance(value, str) for value in values) else set()
 

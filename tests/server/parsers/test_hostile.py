@@ -2,9 +2,11 @@
 
 import random
 import time
+from dataclasses import replace
 
 import pytest
 
+from octavo.server.parsers.calls import Tool
 from octavo.server.reasoning_formats import REASONING_FORMATS
 from octavo.server.tool_formats import TOOL_FORMATS
 from tests.server.parsers.collect import Answer, collect, make_plan
@@ -53,6 +55,17 @@ def test_linear_time(name: str, hostile: str) -> None:
         begun = time.process_time()
         collect(machine(plan), pieces_of(text, size))
         assert time.process_time() - begun < MAX_SECONDS
+
+
+def test_schemas_that_refer_to_themselves() -> None:
+    """What type a value has is a question to a client's schema, whose references may branch for ever."""
+    branches = {"anyOf": [{"$ref": f"#/$defs/{name}"} for name in "ab" for _ in range(100)]}
+    tool = Tool("f", {"properties": {"a": branches}, "$defs": {"a": branches, "b": {"oneOf": [branches]}}})
+    machine, plan = make_plan("glm45")
+    text = "<tool_call>f" + "<arg_key>a</arg_key><arg_value>1</arg_value>" * 10 + "</tool_call>"
+    begun = time.process_time()
+    assert collect(machine(replace(plan, tools={"f": tool})), [text]).complete == [0]
+    assert time.process_time() - begun < MAX_SECONDS
 
 
 @pytest.mark.parametrize("row", TOOL_FORMATS, ids=lambda row: row.names[0])
