@@ -11,7 +11,7 @@ from octavo.config.hf import HFConfig
 from octavo.errors import ConfigError
 from octavo.layers.attention.mla import LatentAttention
 from octavo.layers.linear import Linear, RowLinear
-from octavo.layers.moe.experts import STACKED_RENAMES, expert_packing
+from octavo.layers.moe.experts import STACKED_RENAMES
 from octavo.layers.moe.layer import MoE, Routing
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import Rope, yarn_mscale
@@ -108,7 +108,6 @@ class DeepseekV3ForCausalLM(LlamaForCausalLM):
 
     def __init__(self, cfg: HFConfig):
         super().__init__(cfg)
-        self.packing = {**self.packing, **expert_packing(cfg.num_experts)}
         if not cfg.get("q_lora_rank"):
             self.packing["q_kv_a_proj"] = ("q_proj", "kv_a_proj_with_mqa")
         self.ignored = (*LlamaForCausalLM.ignored, *draft_layers(cfg))

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from octavo.config.hf import HFConfig
-from octavo.layers.moe.experts import STACKED_RENAMES, expert_packing
+from octavo.layers.moe.experts import STACKED_RENAMES
 from octavo.layers.moe.layer import MoE, Routing
 from octavo.layers.rope import Rope
 from octavo.models.llama import LlamaForCausalLM, LlamaLayer
@@ -32,10 +32,6 @@ class Ernie45ForCausalLM(LlamaForCausalLM):
 class Ernie45MoeForCausalLM(Ernie45ForCausalLM):
     layer_class = Ernie45MoeLayer
     renames = {r"\.moe_statics\.": ".gate.", r"\.gate\.gate\.": ".gate.", **STACKED_RENAMES}
-
-    def __init__(self, cfg: HFConfig):
-        super().__init__(cfg)
-        self.packing = {**LlamaForCausalLM.packing, **expert_packing(cfg.num_experts)}
 
     def remap(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
         # Stored as one row of a matrix.

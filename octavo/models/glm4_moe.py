@@ -1,7 +1,7 @@
 """GLM-4-MoE, Solar Open and dots.llm1: Llama's attention, with head norms in some checkpoints, and DeepSeek-V3's experts."""
 
 from octavo.config.hf import HFConfig
-from octavo.layers.moe.experts import STACKED_RENAMES, expert_packing
+from octavo.layers.moe.experts import STACKED_RENAMES
 from octavo.layers.rope import Rope
 from octavo.models.deepseek import DeepseekLayer, draft_layers
 from octavo.models.llama import LlamaForCausalLM, LlamaLayer
@@ -25,5 +25,4 @@ class Glm4MoeForCausalLM(LlamaForCausalLM):
 
     def __init__(self, cfg: HFConfig):
         super().__init__(cfg)
-        self.packing = {**LlamaForCausalLM.packing, **expert_packing(cfg.num_experts)}
         self.ignored = (*LlamaForCausalLM.ignored, *draft_layers(cfg))

@@ -22,6 +22,7 @@ from octavo.layers.causal_lm import CausalLM, keep_output_rows
 from octavo.layers.embedding import Embedding, LMHead
 from octavo.layers.linear import QKVLinear, RowLinear
 from octavo.layers.mlp import GATED_ACTIVATIONS, GatedMLP
+from octavo.layers.moe.experts import expert_packing
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import Rope
 
@@ -129,9 +130,11 @@ class LlamaModel(nn.Module):
 class LlamaForCausalLM(CausalLM):
     packing = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
     layer_class: type[nn.Module] = LlamaLayer
+    expert_names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")  # in mixtures' checkpoints
 
     def __init__(self, cfg: HFConfig):
         super().__init__()
+        self.packing = {**self.packing, **expert_packing(cfg.num_experts, *self.expert_names)}
         self.model = LlamaModel(cfg, self.layer_class, self.layer_ropes(cfg))
         self.given_embeds_scale = self.model.embed_tokens.scale
         self.lm_head = LMHead(

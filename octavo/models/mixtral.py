@@ -3,7 +3,7 @@
 from torch import nn
 
 from octavo.config.hf import HFConfig
-from octavo.layers.moe.experts import STACKED_RENAMES, expert_packing
+from octavo.layers.moe.experts import STACKED_RENAMES
 from octavo.layers.moe.layer import MoE, Routing
 from octavo.models.llama import LlamaForCausalLM, LlamaLayer
 
@@ -16,10 +16,7 @@ class MixtralLayer(LlamaLayer):
 class MixtralForCausalLM(LlamaForCausalLM):
     layer_class = MixtralLayer
     renames = {r"\.block_sparse_moe\.": ".mlp.", **STACKED_RENAMES}
-
-    def __init__(self, cfg: HFConfig):
-        super().__init__(cfg)
-        self.packing = {**LlamaForCausalLM.packing, **expert_packing(cfg.num_experts, "w1", "w3", "w2")}
+    expert_names = ("w1", "w3", "w2")
 
 
 class GraniteMoeForCausalLM(MixtralForCausalLM):

@@ -11,7 +11,7 @@ from torch import nn
 
 from octavo.config.hf import HFConfig
 from octavo.layers.causal_lm import keep_output_rows
-from octavo.layers.moe.experts import STACKED_RENAMES, expert_packing
+from octavo.layers.moe.experts import STACKED_RENAMES
 from octavo.layers.moe.layer import MoE, Routing
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import Rope
@@ -78,11 +78,6 @@ class OlmoeLayer(LlamaLayer):
 class OlmoeForCausalLM(LlamaForCausalLM):
     layer_class: type[LlamaLayer] = OlmoeLayer
     renames = {**Olmo2ForCausalLM.renames, **STACKED_RENAMES}
-    expert_names = ("gate_proj", "up_proj", "down_proj")
-
-    def __init__(self, cfg: HFConfig):
-        super().__init__(cfg)
-        self.packing = {**LlamaForCausalLM.packing, **expert_packing(cfg.num_experts, *self.expert_names)}
 
 
 class MiniMaxM2Layer(LlamaLayer):

@@ -6,7 +6,7 @@ Qwen2-MoE has a shared expert beside them, weighed by a gate of its own.
 from torch import nn
 
 from octavo.config.hf import HFConfig
-from octavo.layers.moe.experts import STACKED_RENAMES, expert_packing
+from octavo.layers.moe.experts import STACKED_RENAMES
 from octavo.layers.moe.layer import MoE, Routing
 from octavo.models.llama import LlamaForCausalLM, LlamaLayer
 from octavo.models.qwen3 import Qwen3Layer
@@ -33,10 +33,6 @@ class Qwen3MoeLayer(Qwen3Layer):
 class Qwen2MoeForCausalLM(LlamaForCausalLM):
     layer_class: type[LlamaLayer] = Qwen2MoeLayer
     renames = {**STACKED_RENAMES, r"\.shared_expert\.": ".shared_experts."}
-
-    def __init__(self, cfg: HFConfig):
-        super().__init__(cfg)
-        self.packing = {**LlamaForCausalLM.packing, **expert_packing(cfg.num_experts)}
 
 
 class Qwen3MoeForCausalLM(Qwen2MoeForCausalLM):
