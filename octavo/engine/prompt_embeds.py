@@ -77,7 +77,7 @@ def read_embeds(tensor: Any, model: ModelConfig) -> PromptEmbeds:
             f"prompt_embeds has {num_tokens} tokens, but the model's maximum context length is {model.max_model_len}.",
             param="prompt_embeds",
         )
-    rows = tensor.detach().to("cpu", getattr(torch, model.dtype)).contiguous()
+    rows = tensor.detach().resolve_neg().to("cpu", getattr(torch, model.dtype)).contiguous()
     if not bool(torch.isfinite(rows).all()):
         raise _wrong(f"it holds numbers that are not finite in {model.dtype}")
     data = rows.view(torch.uint8).numpy().tobytes()
@@ -128,7 +128,9 @@ def _check_archive(file: bytes) -> tuple[io.BytesIO, int]:
             if len(members) > MAX_MEMBERS or any(member.compress_type != zipfile.ZIP_STORED for member in members):
                 raise _wrong("it is not what torch.save writes for one tensor")
             content = {member.filename.partition("/")[2]: given.read(member) for member in members}
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, RuntimeError, EOFError, OSError) as error:
+    except ClientError:
+        raise
+    except Exception as error:  # OverflowError and struct.error among them
         raise _wrong(f"it is not a file of torch.save ({error})") from None
     if not {"data.pkl", "data/0"} <= content.keys():
         raise _wrong("it is not what torch.save writes for one tensor")

@@ -200,6 +200,7 @@ WRONG = {
     "pickle": pickle.dumps(Evil()),
     "old format": pickle.dumps(torch.zeros(3, 64).numpy()),
     "cut": GOOD[:-30],
+    "a directory beyond the end": GOOD[:-43] + b"\xff" + GOOD[-42:],
     "without numbers": repacked(GOOD, numbers=b""),
     "fewer numbers than claimed": repacked(GOOD, numbers=b"\0" * 40),
     "2 GB claimed": repacked(GOOD, pkl=PICKLE.replace(b"K\x03K@\x86", b"J\x00\x00\x80\x00K@\x86")),
@@ -259,10 +260,11 @@ def test_what_is_not_base64_is_refused(text, model_config):
         torch.nn.Parameter(torch.arange(192.0).view(3, 64)),
         torch.arange(192.0).view(3, 64).bfloat16(),
         torch.arange(192.0).view(3, 64).double(),
+        torch._neg_view(-torch.arange(192.0).view(3, 64)),
     ],
-    ids=["plain", "batch of one", "transposed", "strided", "parameter", "bfloat16", "float64"],
+    ids=["plain", "batch of one", "transposed", "strided", "parameter", "bfloat16", "float64", "lazily negated"],
 )
 def test_right_tensors_arrive_as_they_are(tensor, model_config):
     wanted = read_embeds(tensor, model_config)
-    assert wanted.data == tensor.detach().float().reshape(3, 64).numpy().tobytes()
+    assert wanted.data == tensor.detach().resolve_neg().float().reshape(3, 64).numpy().tobytes()
     assert load_embeds(base64.b64encode(saved(tensor)).decode(), model_config) == wanted
