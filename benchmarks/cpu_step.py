@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--steps", type=int, default=64)
     args = parser.parse_args()
-    prompts = [{"prompt_token_ids": [100 + 7 * i + row for i in range(args.context)]} for row in range(args.batch)]
+    prompts = [[100 + 7 * i + row for i in range(args.context)] for row in range(args.batch)]
     options = {"max_model_len": args.context + args.steps + 1, "max_num_seqs": args.batch}
     with LLM(args.model, enable_prefix_caching=False, **options) as llm:
 
