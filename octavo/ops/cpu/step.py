@@ -96,7 +96,7 @@ def _sample_cpu(logits, rows, positions, temperature, top_k, top_p, min_p, seeds
         call("argmax", args, num_rows, workspace)
         return token_ids, is_bad
     workspace = run.workspace(run.num_threads * vocab_size * 4)
-    args = SampleArgs(
+    sample_args = SampleArgs(
         logits.data_ptr(),
         logits.stride(0),
         ctypes.addressof(num_rows),
@@ -106,7 +106,7 @@ def _sample_cpu(logits, rows, positions, temperature, top_k, top_p, min_p, seeds
             for t in (rows, positions, temperature, top_p, min_p, top_k, seeds, token_ids, is_bad, workspace)
         ),
     )
-    call("sample", args, num_rows, rows, positions, temperature, top_p, min_p, top_k, seeds, workspace)
+    call("sample", sample_args, num_rows, rows, positions, temperature, top_p, min_p, top_k, seeds, workspace)
     return token_ids, is_bad
 
 
