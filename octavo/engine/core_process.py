@@ -43,7 +43,6 @@ from octavo.engine.protocol import (
 from octavo.engine.spawn import INPUT_SOCKET, OUTPUT_SOCKET
 from octavo.errors import OctavoError
 from octavo.logger import get_logger, set_role
-from octavo.utils.postpone import postpone_tracing
 
 logger = get_logger("octavo.engine.core_process")  # __name__ is __main__ here
 
@@ -72,7 +71,6 @@ class CoreProcess:
         core = None
         try:
             if executor is not None:
-                postpone_tracing()
                 load_executor(executor)
                 gc.freeze()  # what was imported stays: no collection need walk it
             message = self._decoder.decode(self._inputs.recv())
