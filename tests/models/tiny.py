@@ -21,9 +21,7 @@ SIZES: dict[str, Any] = {
         ("intermediate_size", "n_inner", "ffn_dim", "decoder_ffn_dim", "ffn_hidden_size", "dim_ff", "dff"), 96
     ),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers"), LAYERS),
-    **dict.fromkeys(("num_decoder_layers", "encoder_layers"), LAYERS - 1),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"), HEADS),
-    "encoder_attention_heads": 2 * HEADS,
     **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "swa_num_key_value_heads"), KV_HEADS),
     **dict.fromkeys(("head_dim", "kv_channels", "rotary_dim"), HEAD_DIM),
     "d_kv": 24,
@@ -48,12 +46,16 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 2,
 }
 
+# What tells an encoder from its decoder.
+SIZES_WITH_ENCODER = {"num_decoder_layers": LAYERS - 1, "encoder_layers": LAYERS - 1, "encoder_attention_heads": 2 * HEADS}
+
 
 def tiny_config(model_type: str, changes: dict[str, Any], with_encoder: bool = False) -> Any:
     """The configuration of `model_type` with small sizes, then `changes`. `with_encoder`: it is not its decoder's alone."""
     cls = transformers.CONFIG_MAPPING[model_type]
     known = cls().to_dict()
-    sizes = {name: size for name, size in SIZES.items() if name in known}
+    wanted = SIZES | SIZES_WITH_ENCODER if with_encoder else SIZES
+    sizes = {name: size for name, size in wanted.items() if name in known}
     if "kv_lora_rank" in known:  # latent attention: a key for every head, and widths of its own
         sizes["num_key_value_heads"] = HEADS
         sizes.pop("head_dim", None)
