@@ -26,7 +26,7 @@ _CPU = {
     "decode_attention": "composed",
     "qkv_rope_write": "by_row",
     "rms_norm": "by_row",
-    "sample": "cpu",
+    "sample": "numpy",
     "top_logprobs": "by_row",
 }
 
