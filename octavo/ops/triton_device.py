@@ -32,6 +32,8 @@ def apply_gate(x, ACTIVATION: tl.constexpr):
         return x / (1.0 + tl.exp(-2.0 * u))
     elif ACTIVATION == "gelu":
         return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif ACTIVATION == "relu2":
+        return tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
     else:
         tl.static_assert(ACTIVATION == "relu", "unknown activation")
         return tl.maximum(x, 0.0)
