@@ -232,7 +232,8 @@ def _inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
     logits = logits[:, 1000:1037]  # also rows that do not lie close together
     yield (logits[:4], rows[:4], positions[:4], *parameters)
     yield (logits, rows, positions, *parameters, True, False)
-    yield (logits, rows, positions, *parameters, False, False)
+    unfiltered = (torch.zeros_like(parameters[1]), torch.ones_like(parameters[2]), torch.zeros_like(parameters[3]))
+    yield (logits, rows, positions, parameters[0], *unfiltered, parameters[4], False, False)
 
 
 sample.inputs = _inputs
