@@ -255,7 +255,7 @@ async def test_while_the_core_is_down(make_llm):
     num_read = [0]
     first = asyncio.create_task(read(llm.generate([5], delta(max_tokens=100, ignore_eos=True), "first"), num_read))
     unwanted = asyncio.create_task(read(llm.generate([6], delta(), "unwanted")))
-    while not num_read[0]:
+    while not num_read[0] or len(llm.progress()) < 2:
         await asyncio.sleep(0)
     await kill_and_notice(llm)
     with pytest.raises(EngineRestartingError, match="killed by signal 9"):

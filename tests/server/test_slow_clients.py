@@ -57,7 +57,7 @@ async def is_well(port: int) -> bool:
         return (await client.post(CHAT, json=chat_body())).status_code == 200
 
 
-@pytest.mark.parametrize("pieces", [[], [b"GET /v1/mo"], [b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"]])
+@pytest.mark.parametrize("pieces", [[], [b"GET /v1/mo"], [b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"]])
 async def test_headers_that_do_not_come(pieces):
     async with served(client_stall_timeout=SOON) as (port, _):
         assert await answer_to(port, *pieces) == b""
@@ -65,7 +65,7 @@ async def test_headers_that_do_not_come(pieces):
 
 
 async def test_a_body_that_does_not_come():
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{{".encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{{".encode()
     async with served(client_stall_timeout=SOON) as (port, app):
         answer = await answer_to(port, head)
         assert answer.startswith(b"HTTP/1.1 408") and b"request_timeout" in answer
@@ -77,7 +77,7 @@ async def test_a_reader_that_stops_reading_is_cut_off():
     """FC-122's relative: the request ends in the engine, and nothing piles up for its reader."""
     engine = FakeEngine(script=say("word " * 20), ends=False, config=make_config(max_model_len=1_000_000))
     body = json.dumps(chat_body(stream=True, max_tokens=60_000, ignore_eos=True)).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     async with served(engine, client_stall_timeout=SOON) as (port, app):
         lazy = socket.socket()
         lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -112,7 +112,7 @@ async def test_connections_are_bounded():
     async with served(max_connections=2) as (port, _):
         held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         for _, writer in held:
-            writer.write(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
+            writer.write(b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n")
             await writer.drain()
         for reader, _ in held:
             await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE)

@@ -105,4 +105,4 @@ async def test_what_cannot_be_rendered_is_refused():
 async def test_the_routes_are_there_when_asked_for():
     async with client_of() as client:
         for path in (GENERATE, f"{CHAT}/render", f"{COMPLETIONS}/render"):
-            error_of(await client.post(path, json=body()), 404)
+            assert error_of(await client.post(path, json=body()), 501)["code"] == "route_not_served"
