@@ -47,7 +47,11 @@ SIZES: dict[str, Any] = {
 }
 
 # What tells an encoder from its decoder.
-SIZES_WITH_ENCODER = {"num_decoder_layers": LAYERS - 1, "encoder_layers": LAYERS - 1, "encoder_attention_heads": 2 * HEADS}
+SIZES_WITH_ENCODER = {
+    "num_decoder_layers": LAYERS - 1,
+    "encoder_layers": LAYERS - 1,
+    "encoder_attention_heads": 2 * HEADS,
+}
 
 
 def tiny_config(model_type: str, changes: dict[str, Any], with_encoder: bool = False) -> Any:

@@ -76,7 +76,13 @@ def test_triton_providers_in_the_interpreter():
     wanted = [name for name in wanted if not name.startswith("linear-") and "fp8" not in name]
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     child = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *(f"{__file__}::test_provider_equals_reference[{n}]" for n in wanted)],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            *options,
+            *(f"{__file__}::test_provider_equals_reference[{n}]" for n in wanted),
+        ],
         env=os.environ | {"TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,

@@ -57,7 +57,9 @@ async def is_well(port: int) -> bool:
         return (await client.post(CHAT, json=chat_body())).status_code == 200
 
 
-@pytest.mark.parametrize("pieces", [[], [b"GET /v1/mo"], [b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"]])
+@pytest.mark.parametrize(
+    "pieces", [[], [b"GET /v1/mo"], [b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"]]
+)
 async def test_headers_that_do_not_come(pieces):
     async with served(client_stall_timeout=SOON) as (port, _):
         assert await answer_to(port, *pieces) == b""
