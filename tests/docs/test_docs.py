@@ -112,6 +112,9 @@ def test_python_runs(page, server, tiny_llama_dir):
         code = re.sub(rf'(?<!\bmodel=)"{DEMO}"', repr(str(tiny_llama_dir)), text).replace(ADDRESS, server.url)
         code = re.sub(rf'\b(LLM|EngineArgs)\(model="{DEMO}"', rf"\1(model={str(tiny_llama_dir)!r}", code)
         exec(compile(code, f"{page.name}", "exec"), session)
+    for value in session.values():
+        if type(value).__name__ in ("OpenAI", "Anthropic"):  # pages do not close their clients, and need not
+            value.close()
 
 
 @pytest.mark.parametrize("page", with_code("json", "yaml"), ids=page_id)
