@@ -253,9 +253,9 @@ def test_json_with_thinking_switched_off(client):
 
 
 def test_the_official_client_parses(server):
-    api = openai.OpenAI(base_url=f"{server.url}/v1", api_key="x")
-    answer = api.chat.completions.create(
-        model="rand", messages=[{"role": "user", "content": "Hi"}], seed=5, max_tokens=60, temperature=1.0,
-        response_format=json_schema(SCHEMA), extra_body={"chat_template_kwargs": {"thinking": False}},
-    )  # fmt: skip
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x") as api:
+        answer = api.chat.completions.create(
+            model="rand", messages=[{"role": "user", "content": "Hi"}], seed=5, max_tokens=60, temperature=1.0,
+            response_format=json_schema(SCHEMA), extra_body={"chat_template_kwargs": {"thinking": False}},
+        )  # fmt: skip
     jsonschema.validate(json.loads(answer.choices[0].message.content or ""), SCHEMA)
