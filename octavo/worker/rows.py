@@ -72,7 +72,8 @@ class Rows:
         index = rows.long()
         self.num_computed[index] = computed
         self.num_prompt[index] = prompt
-        self.encoder_lens[index] = encoder_lens
+        if self.cross_groups:
+            self.encoder_lens[index] = encoder_lens
         self.num_computed_np[counters[0]] = counters[1]
         self.num_prompt_np[counters[0]] = counters[2]
         self.encoder_lens_np[counters[0]] = counters[3]
