@@ -26,8 +26,8 @@ struct Format {
     int group;
     int zero;
     int has_min;
-    bool half_scales;  // scales are half precision in the file: kept as they are
     void (*decode)(const uint8_t* block, Decoded& out);
+    void (*decode_scales)(const uint8_t* block, Decoded& out);  // none: they are half precision, and kept as they are
 };
 
 static float half_at(const uint8_t* p) {
@@ -50,7 +50,9 @@ static void nibbles32(const uint8_t* packed, uint8_t* out) {
     }
 }
 static void fifth_bits(const uint8_t* bits, uint8_t* out) {
-    for (int i = 0; i < 32; i++) out[i] |= ((bits[i / 8] >> (i % 8)) & 1) << 4;
+    uint32_t all;
+    std::memcpy(&all, bits, 4);
+    for (int i = 0; i < 32; i++) out[i] |= uint8_t(((all >> i) & 1) << 4);
 }
 static void q4_0(const uint8_t* b, Decoded& out) {
     nibbles32(b + 2, out.quants);
@@ -114,12 +116,15 @@ static void q5_k(const uint8_t* b, Decoded& out) {
             out.quants[64 * i + 32 + j] = (low >> 4) | (((high >> (2 * i + 1)) & 1) << 4);
         }
 }
-static void q6_k(const uint8_t* b, Decoded& out) {
+static void q6_k_scales(const uint8_t* b, Decoded& out) {
     float d = half_at(b + 208);
     for (int i = 0; i < 16; i++) {
         out.scales[i] = d * float(int8_t(b[192 + i]));
         out.minima[i] = 0;
     }
+}
+static void q6_k(const uint8_t* b, Decoded& out) {
+    q6_k_scales(b, out);
     for (int i = 0; i < 2; i++)
         for (int j = 0; j < 32; j++) {
             uint8_t high = b[128 + 32 * i + j], first = b[64 * i + j], second = b[64 * i + 32 + j];
@@ -130,15 +135,18 @@ static void q6_k(const uint8_t* b, Decoded& out) {
             q[96] = uint8_t((second >> 4) | ((high >> 6) << 4));
         }
 }
-static void q2_k(const uint8_t* b, Decoded& out) {
+static void q2_k_scales(const uint8_t* b, Decoded& out) {
     float d = half_at(b + 80), dmin = half_at(b + 82);
     for (int i = 0; i < 16; i++) {
         out.scales[i] = d * float(b[i] & 15);
         out.minima[i] = -dmin * float(b[i] >> 4);
     }
+}
+static void q2_k(const uint8_t* b, Decoded& out) {
+    q2_k_scales(b, out);
     for (int i = 0; i < 256; i++) out.quants[i] = (b[16 + i / 128 * 32 + i % 32] >> (2 * (i % 128 / 32))) & 3;
 }
-static void q3_k(const uint8_t* b, Decoded& out) {
+static void q3_k_scales(const uint8_t* b, Decoded& out) {
     float d = half_at(b + 108);
     for (int i = 0; i < 16; i++) {
         int low = i < 8 ? b[96 + i] & 15 : b[96 + i - 8] >> 4;
@@ -146,6 +154,9 @@ static void q3_k(const uint8_t* b, Decoded& out) {
         out.scales[i] = d * float((low | (high << 4)) - 32);
         out.minima[i] = 0;
     }
+}
+static void q3_k(const uint8_t* b, Decoded& out) {
+    q3_k_scales(b, out);
     for (int i = 0; i < 256; i++) {
         int low = (b[32 + i / 128 * 32 + i % 32] >> (2 * (i % 128 / 32))) & 3;
         int high = (b[i % 32] >> (i / 32)) & 1;
@@ -196,18 +207,23 @@ static void int4(const uint8_t* block, Decoded& out) {
 }
 
 static const Format FORMATS[] = {
-    {"int8 float32", 32, 128, KIND_S8, 32, 0, 0, true, int8<float>},
-    {"int8 bfloat16", 32, 64, KIND_S8, 32, 0, 0, true, int8<BFloat16>},
-    {"int8 float16", 32, 64, KIND_S8, 32, 0, 0, true, int8<Half>},
-    {"int4 float32", 32, 128, KIND_U4, 32, 0, 1, true, int4<float>},
-    {"int4 bfloat16", 32, 64, KIND_U4, 32, 0, 1, true, int4<BFloat16>},
-    {"int4 float16", 32, 64, KIND_U4, 32, 0, 1, true, int4<Half>},
-    {"Q4_0", 32, 18, KIND_U4, 32, 8, 0, true, q4_0},   {"Q4_1", 32, 20, KIND_U4, 32, 0, 1, true, q4_1},
-    {"Q5_0", 32, 22, KIND_U5, 32, 16, 0, true, q5_0},  {"Q5_1", 32, 24, KIND_U5, 32, 0, 1, true, q5_1},
-    {"Q8_0", 32, 34, KIND_S8, 32, 0, 0, true, q8_0},   {"IQ4_NL", 32, 18, KIND_N4, 32, 0, 0, true, iq4_nl},
-    {"Q2_K", 256, 84, KIND_U4, 16, 0, 1, false, q2_k}, {"Q3_K", 256, 110, KIND_U4, 16, 4, 0, false, q3_k},
-    {"Q4_K", 256, 144, KIND_U4, 32, 0, 1, false, q4_k}, {"Q5_K", 256, 176, KIND_U5, 32, 0, 1, false, q5_k},
-    {"Q6_K", 256, 210, KIND_U6, 16, 32, 0, false, q6_k},
+    {"int8 float32", 32, 128, KIND_S8, 32, 0, 0, int8<float>},
+    {"int8 bfloat16", 32, 64, KIND_S8, 32, 0, 0, int8<BFloat16>},
+    {"int8 float16", 32, 64, KIND_S8, 32, 0, 0, int8<Half>},
+    {"int4 float32", 32, 128, KIND_U4, 32, 0, 1, int4<float>},
+    {"int4 bfloat16", 32, 64, KIND_U4, 32, 0, 1, int4<BFloat16>},
+    {"int4 float16", 32, 64, KIND_U4, 32, 0, 1, int4<Half>},
+    {"Q4_0", 32, 18, KIND_U4, 32, 8, 0, q4_0},
+    {"Q4_1", 32, 20, KIND_U4, 32, 0, 1, q4_1},
+    {"Q5_0", 32, 22, KIND_U5, 32, 16, 0, q5_0},
+    {"Q5_1", 32, 24, KIND_U5, 32, 0, 1, q5_1},
+    {"Q8_0", 32, 34, KIND_S8, 32, 0, 0, q8_0},
+    {"IQ4_NL", 32, 18, KIND_N4, 32, 0, 0, iq4_nl},
+    {"Q2_K", 256, 84, KIND_U4, 16, 0, 1, q2_k, q2_k_scales},
+    {"Q3_K", 256, 110, KIND_U4, 16, 4, 0, q3_k, q3_k_scales},
+    {"Q4_K", 256, 144, KIND_U4, 32, 0, 1, q4_k, k_scales},
+    {"Q5_K", 256, 176, KIND_U5, 32, 0, 1, q5_k, k_scales},
+    {"Q6_K", 256, 210, KIND_U6, 16, 32, 0, q6_k, q6_k_scales},
 };
 
 static const Format* find_format(const char* name) {
@@ -227,13 +243,13 @@ struct PackArgs {
 // The power of two that brings the largest scale just below 2^15, so that none of the small ones is lost.
 static float find_gain(const PackArgs& args, const Team& team) {
     const Format& f = *args.format;
-    if (f.half_scales) return 1.0f;
+    if (f.decode_scales == nullptr) return 1.0f;
     float largest = 0;
     Decoded decoded;
     int64_t first, last;
     team.share(args.weight->rows * args.weight->cols / 256, first, last);
     for (int64_t i = first; i < last; i++) {
-        f.decode(args.blocks + i * f.block_bytes, decoded);
+        f.decode_scales(args.blocks + i * f.block_bytes, decoded);
         for (int j = 0; j < 16; j++) {
             largest = std::fmax(largest, std::fabs(decoded.scales[j]));
             largest = std::fmax(largest, std::fabs(decoded.minima[j]));
@@ -246,24 +262,33 @@ static float find_gain(const PackArgs& args, const Team& team) {
     return std::exp2(float(std::ilogb(largest) - 14));
 }
 
-// One row's quants of a group; `words` points at the row's lane of the first word.
-static void pack_quants(const PackedWeight& w, const uint8_t* quants, uint8_t* words) {
-    constexpr int WORD = 4 * LANES;
-    const int half = w.group / 2;
-    uint8_t bytes[32 + 4] = {};
-    int count = w.group;
-    if (w.kind == KIND_S8) {
-        for (int i = 0; i < count; i++) bytes[i] = uint8_t(quants[i] + SIGNED_OFFSET);
-    } else {
-        count = half;
-        for (int i = 0; i < half; i++) bytes[i] = uint8_t((quants[i] & 15) | (quants[i + half] << 4));
-        if (w.kind == KIND_U5 || w.kind == KIND_U6) {
-            const int bits = w.kind == KIND_U5 ? 1 : 2;
-            for (int i = 0; i < w.group; i++) bytes[half + i % 4] |= uint8_t((quants[i] >> 4) << (i / 4 * bits));
-            count += 4;
-        }
+// One row's quants of a group, four columns a word; `words` points at the row's lane of the first word.
+template <int KIND, int GROUP>
+static void pack_quants(const uint8_t* quants, uint8_t* words) {
+    constexpr int COUNT = GROUP / 4;
+    uint32_t from[COUNT], to[COUNT / 2 + 1] = {};
+    std::memcpy(from, quants, GROUP);
+    if constexpr (KIND == KIND_S8) {
+        for (int i = 0; i < GROUP; i++) words[i / 4 * 4 * LANES + i % 4] = uint8_t(quants[i] + SIGNED_OFFSET);
+        return;
     }
-    for (int i = 0; i < count; i += 4) std::memcpy(words + i / 4 * WORD, bytes + i, 4);
+    for (int i = 0; i < COUNT / 2; i++) to[i] = (from[i] & 0x0f0f0f0f) | (from[i + COUNT / 2] & 0x0f0f0f0f) << 4;
+    constexpr bool HAS_MORE = KIND == KIND_U5 || KIND == KIND_U6;
+    if constexpr (HAS_MORE) {
+        constexpr int BITS = KIND == KIND_U5 ? 1 : 2;
+        for (int i = 0; i < COUNT; i++) to[COUNT / 2] |= (from[i] >> 4 & 0x01010101u * ((1 << BITS) - 1)) << (i * BITS);
+    }
+    for (int i = 0; i < COUNT / 2 + HAS_MORE; i++) std::memcpy(words + i * 4 * LANES, to + i, 4);
+}
+
+using PackQuants = void (*)(const uint8_t*, uint8_t*);
+static PackQuants choose_packing(const PackedWeight& w) {
+    switch (w.kind) {
+        case KIND_U5: return pack_quants<KIND_U5, 32>;
+        case KIND_U6: return pack_quants<KIND_U6, 16>;
+        case KIND_S8: return pack_quants<KIND_S8, 32>;
+    }
+    return w.group == 16 ? pack_quants<KIND_U4, 16> : pack_quants<KIND_U4, 32>;
 }
 
 static void pack_tiles(const void* raw, const Team& team) {
@@ -275,6 +300,8 @@ static void pack_tiles(const void* raw, const Team& team) {
     const int64_t row_bytes = w.cols / f.block_cols * f.block_bytes, one_tile = tile_bytes(w, LANES);
     const int64_t one_group = group_bytes(w, LANES);
     const int span = f.block_cols == 256 ? 256 : 32;  // columns decoded at a time
+    const PackQuants pack = choose_packing(w);
+    const float inverse_gain = 1.0f / w.gain;  // exact: a power of two
     int64_t first, last;
     team.share((w.rows + LANES - 1) / LANES, first, last);
     Decoded decoded;
@@ -290,13 +317,13 @@ static void pack_tiles(const void* raw, const Team& team) {
                 }
                 for (int c = 0; c < span; c += w.group) {
                     uint8_t* group = out + (col + c) / w.group * one_group;
-                    Half scale = float_to_half(decoded.scales[c / 16] / w.gain);
+                    Half scale = float_to_half(decoded.scales[c / 16] * inverse_gain);
                     std::memcpy(group + 2 * lane, &scale, 2);
                     if (w.has_min) {
-                        Half minimum = float_to_half(decoded.minima[c / 16] / w.gain);
+                        Half minimum = float_to_half(decoded.minima[c / 16] * inverse_gain);
                         std::memcpy(group + 2 * LANES + 2 * lane, &minimum, 2);
                     }
-                    pack_quants(w, decoded.quants + c, group + 2 * LANES * (1 + w.has_min) + 4 * lane);
+                    pack(decoded.quants + c, group + 2 * LANES * (1 + w.has_min) + 4 * lane);
                 }
             }
         }
