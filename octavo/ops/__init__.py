@@ -20,6 +20,7 @@ _TRITON_MODULES = (
     "attention.triton_invariant",
     "attention.fa3",
     "attention.triton_mla",
+    "attention.triton_mla_prefill",
     "moe.triton_route",
     "moe.triton_experts",
     "ssm.triton_conv",

@@ -54,12 +54,21 @@ def latent_decode(
     seq_lens: torch.Tensor,
     max_seq_len: int,
     scale: float,
+    query_start_loc: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of one token a request over the cached latents, computed in float32.
+    """Attention of a few tokens a request over the cached latents, computed in float32.
 
-    q_latent [requests, num_heads, rank] (any strides), q_rope [requests, num_heads, rope_dim]; block_table [requests,
-    max_blocks] int32; seq_lens [requests]. A row with seq_len 0 gives finite numbers. Returns [requests, num_heads, rank].
+    q_latent [tokens, num_heads, rank] (any strides), q_rope [tokens, num_heads, rope_dim]; block_table [requests,
+    max_blocks] int32; seq_lens [requests]; query_start_loc [requests + 1], or None: every request has one token. A row with
+    seq_len 0 gives finite numbers. Returns [tokens, num_heads, rank].
     """
+    if query_start_loc is not None:
+        query_lens = query_start_loc[1:] - query_start_loc[:-1]
+        hidden = (
+            query_start_loc[1:].repeat_interleave(query_lens) - 1 - torch.arange(len(q_latent), device=cache.device)
+        )
+        seq_lens = seq_lens.repeat_interleave(query_lens) - hidden
+        block_table = block_table.repeat_interleave(query_lens, 0)
     block_size, rank = cache.shape[1], q_latent.shape[-1]
     longest = min(max_seq_len, block_table.shape[1] * block_size)
     blocks = block_table[:, : -(-longest // block_size)].long()
@@ -133,10 +142,25 @@ def _latent_attention_absorbed(
     *args,
     **kwargs,
 ):
-    """One token a request: the products move over to query and result."""
+    """One token a request, as a step of pure decode has them."""
+    return absorbed(q_nope, q_rope, up, cache, block_table, seq_lens, max_seq_len, scale)
+
+
+def absorbed(
+    q_nope: torch.Tensor,
+    q_rope: torch.Tensor,
+    up: torch.Tensor,
+    cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    max_seq_len: int,
+    scale: float,
+    query_start_loc: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`latent_attention` with the products moved over to query and result; query_start_loc as in `latent_decode`."""
     nope_dim = q_nope.shape[-1]
     q_latent = torch.bmm(q_nope.transpose(0, 1), up[:, :nope_dim]).transpose(0, 1)
-    attended = latent_decode(q_latent, q_rope, cache, block_table, seq_lens, max_seq_len, scale)
+    attended = latent_decode(q_latent, q_rope, cache, block_table, seq_lens, max_seq_len, scale, query_start_loc)
     return torch.bmm(attended.transpose(0, 1), up[:, nope_dim:].transpose(1, 2)).transpose(0, 1)
 
 
@@ -176,7 +200,9 @@ def _decode_inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
         cache, table, lens = _setup(rng, dtype, device, seq_lens, rank + rope_dim)
         # Queries wide enough that the softmax is far from uniform: a wrong mask or page then shows.
         q = (2 * torch.randn(len(seq_lens), heads, rank + rope_dim, generator=rng)).to(device, dtype)
-        yield q[..., :rank], q[..., rank:], cache, table, lens, max(seq_lens), (rank + rope_dim) ** -0.5
+        args = q[..., :rank], q[..., rank:], cache, table, lens, max(seq_lens), (rank + rope_dim) ** -0.5
+        yield args
+        yield *args[:3], table[:3], lens[:3], *args[5:], torch.tensor([0, 1, 3, 4], dtype=torch.int32, device=device)
 
 
 def _attention_inputs(rng: torch.Generator, dtype: torch.dtype, device: str):

@@ -1,9 +1,11 @@
-"""Provider "triton" of latent attention's cache write and of its decode.
+"""Provider "triton" of latent attention's cache write and of its decode; `triton_mla_prefill` has the prompts.
 
 Decode: the heads of a program share each tile of latents, which is read once and serves as keys and, in its first `rank`
-columns, as values. Requests are cut into splits as in `triton_decode`; the last program of a (request, block of heads) merges
+columns, as values. A token's latents are cut into splits as in `triton_decode`; the last program of a (token, part) merges
 the partial results in a fixed order.
 """
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -144,17 +146,52 @@ def latent_rope_write_triton(
     return q_out
 
 
-@triton.jit(do_not_specialize=["wanted_splits"])
+@dataclass(frozen=True, slots=True)
+class LatentDecodeConfig:
+    """How decode is cut: latents a tile, warps for 16 heads, parts of the values, programs to aim at over all splits."""
+
+    tile: int
+    num_stages: int
+    num_warps: int
+    value_blocks: int
+    programs: int
+
+
+def default_config(pairs: int, element_size: int) -> LatentDecodeConfig:
+    """For `pairs` of a token and a block of heads.
+
+    A tile of 32 latents of 576 two-byte numbers is 36 kB, and two of them are on their way. Few pairs are cut into many
+    splits, and their merge is shared by parts of the values.
+    """
+    return LatentDecodeConfig(32 if element_size == 2 else 16, 2, 4, 4 if pairs <= 8 else 1, _PROGRAMS)
+
+
+@triton.jit
+def _find(starts, num_requests, token):
+    """The request that `token` is of."""
+    request = 0
+    end = num_requests
+    while end - request > 1:
+        middle = (request + end) // 2
+        before = tl.load(starts + middle) <= token
+        request = tl.where(before, middle, request)
+        end = tl.where(before, end, middle)
+    return request
+
+
+@triton.jit(do_not_specialize=["wanted_splits", "num_requests"])
 def _latent_decode_kernel(
-    q_latent,  # [requests, NUM_HEADS, RANK]
-    q_rope,  # [requests, NUM_HEADS, ROPE_DIM]
+    q_latent,  # [tokens, NUM_HEADS, RANK]
+    q_rope,  # [tokens, NUM_HEADS, ROPE_DIM]
     cache,  # [num_blocks, BLOCK_SIZE, RANK + ROPE_DIM]
     block_table,  # [requests, max_blocks]
     seq_lens,  # [requests]
-    out,  # [requests, NUM_HEADS, RANK]
-    partial_out,  # [requests, head blocks, num_splits, BLOCK_H, RANK] float32
-    partial_lse,  # [requests, head blocks, num_splits, 2, BLOCK_H] float32: maximum, sum
-    arrivals,  # [requests, head blocks] int32, zero
+    query_start_loc,  # [requests + 1]; not read where every request has one token
+    out,  # [tokens, NUM_HEADS, RANK]
+    partial_out,  # [tokens, parts, num_splits, BLOCK_H, VALUES] float32
+    partial_lse,  # [tokens, parts, num_splits, 2, BLOCK_H] float32: maximum, sum
+    arrivals,  # [tokens, parts] int32, zero
+    num_requests,
     scale,
     wanted_splits,
     latent_stride,
@@ -169,33 +206,47 @@ def _latent_decode_kernel(
     PADDED_ROPE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_H: tl.constexpr,
+    VALUES: tl.constexpr,
     TILE: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """A program attends to one split of a request's latents for BLOCK_H heads. Grid (num_splits, head blocks, requests)."""
+    """A program attends to one split of a token's latents for BLOCK_H heads. Grid (num_splits, parts, tokens).
+
+    Parts are blocks of heads times blocks of VALUES of the rank: the more, the less is left to the one that merges splits.
+    With fewer requests than tokens, query_start_loc says which are whose; a token sees those before it and itself.
+    """
     split = tl.program_id(0)
-    head_block = tl.program_id(1)
-    request = tl.program_id(2)
+    part = tl.program_id(1)
+    token = tl.program_id(2)
     num_splits = tl.num_programs(0)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     WIDTH: tl.constexpr = RANK + ROPE_DIM
-    seq_len = tl.load(seq_lens + request)
+    VALUE_BLOCKS: tl.constexpr = (RANK + VALUES - 1) // VALUES
+    head_block = part // VALUE_BLOCKS
+    request = token
+    after = 0  # tokens of the request behind this one
+    if num_requests < tl.num_programs(2):
+        request = _find(query_start_loc, num_requests, token)
+        after = tl.load(query_start_loc + request + 1) - 1 - token
+    seq_len = tl.load(seq_lens + request) - after
     per_split = tl.maximum(tl.cdiv(seq_len, wanted_splits), tl.cdiv(seq_len, num_splits))
     per_split = tl.maximum(tl.cdiv(per_split, TILE) * TILE, TILE)
     used_splits = tl.maximum(tl.cdiv(seq_len, per_split), 1)
     if split < used_splits:
         low = split * per_split
         high = tl.minimum(low + per_split, seq_len)
-        row = request.to(tl.int64)
+        row = token.to(tl.int64)
         heads = head_block * BLOCK_H + tl.arange(0, BLOCK_H)
         live = heads < NUM_HEADS
         r = tl.arange(0, PADDED_RANK)
         d = tl.arange(0, PADDED_ROPE)
+        v = part % VALUE_BLOCKS * VALUES + tl.arange(0, VALUES)
         in_rank = (r < RANK)[None, :]
         in_rope = (d < ROPE_DIM)[None, :]
+        in_values = (v < RANK)[None, :]
         t = tl.arange(0, TILE)
         ql = tl.load(
             q_latent + row * latent_stride + heads[:, None] * latent_head_stride + r[None, :],
@@ -207,10 +258,10 @@ def _latent_decode_kernel(
             mask=live[:, None] & in_rope,
             other=0.0,
         )
-        table_row = block_table + row * table_stride
+        table_row = block_table + tl.cast(request, tl.int64) * table_stride
         m = tl.full([BLOCK_H], MINUS, tl.float32)
         total = tl.zeros([BLOCK_H], tl.float32)
-        acc = tl.zeros([BLOCK_H, PADDED_RANK], tl.float32)
+        acc = tl.zeros([BLOCK_H, VALUES], tl.float32)
         for i in tl.range(low, high, TILE, num_stages=STAGES):
             tokens = i + t
             visible = tokens < high
@@ -219,20 +270,23 @@ def _latent_decode_kernel(
             key = tl.load(cache + off + RANK + d[None, :], mask=visible[:, None] & in_rope, other=0.0).to(ql.dtype)
             qk = tl.dot(ql, kv.T, input_precision="ieee")
             qk = tl.dot(qr, key.T, qk, input_precision="ieee")
-            acc, m, total = attend(acc, m, total, qk * (scale * LOG2E), visible[None, :], kv)
-        at = heads[:, None] * RANK + r[None, :]
-        inside = live[:, None] & in_rank
+            values = kv
+            if VALUE_BLOCKS > 1:
+                values = tl.load(cache + off + v[None, :], mask=visible[:, None] & in_values, other=0.0).to(ql.dtype)
+            acc, m, total = attend(acc, m, total, qk * (scale * LOG2E), visible[None, :], values)
+        at = heads[:, None] * RANK + v[None, :]
+        inside = live[:, None] & in_values
         if used_splits == 1:
             # A row of graph padding has no tokens, and zero for its result.
             y = acc / tl.maximum(total, 1e-30)[:, None]
             tl.store(out + row * (NUM_HEADS * RANK) + at, y.to(out.dtype.element_ty), mask=inside)
         else:
-            pair = request * tl.num_programs(1) + head_block
+            pair = token * tl.num_programs(1) + part
             first = (pair * num_splits).to(tl.int64)
             h = tl.arange(0, BLOCK_H)
             mine = first + split
-            part = h[:, None] * RANK + r[None, :]
-            tl.store(partial_out + mine * (BLOCK_H * RANK) + part, acc, mask=inside)
+            place = h[:, None] * VALUES + tl.arange(0, VALUES)[None, :]
+            tl.store(partial_out + mine * (BLOCK_H * VALUES) + place, acc, mask=inside)
             tl.store(partial_lse + mine * (2 * BLOCK_H) + h, m)
             tl.store(partial_lse + mine * (2 * BLOCK_H) + BLOCK_H + h, total)
             # All threads' partial results must be written before one thread announces them.
@@ -240,13 +294,13 @@ def _latent_decode_kernel(
             if tl.atomic_add(arrivals + pair, 1, sem="acq_rel") == used_splits - 1:
                 m_all = tl.full([BLOCK_H], MINUS, tl.float32)
                 l_all = tl.zeros([BLOCK_H], tl.float32)
-                acc_all = tl.zeros([BLOCK_H, PADDED_RANK], tl.float32)
+                acc_all = tl.zeros([BLOCK_H, VALUES], tl.float32)
                 for s in tl.range(0, used_splits, num_stages=2):
                     theirs = first + s
                     ms = tl.load(partial_lse + theirs * (2 * BLOCK_H) + h, cache_modifier=".cg")
                     ls = tl.load(partial_lse + theirs * (2 * BLOCK_H) + BLOCK_H + h, cache_modifier=".cg")
                     os = tl.load(
-                        partial_out + theirs * (BLOCK_H * RANK) + part, mask=inside, other=0.0, cache_modifier=".cg"
+                        partial_out + theirs * (BLOCK_H * VALUES) + place, mask=inside, other=0.0, cache_modifier=".cg"
                     )
                     m_next = tl.maximum(m_all, ms)
                     weight = tl.exp2(ms - m_next)
@@ -259,7 +313,7 @@ def _latent_decode_kernel(
                 tl.store(arrivals + pair, 0)
 
 
-def _accepts_decode(q_latent, q_rope, cache, block_table, seq_lens, max_seq_len, scale) -> bool:
+def _accepts_decode(q_latent, q_rope, cache, block_table, seq_lens, max_seq_len, scale, query_start_loc=None) -> bool:
     return (
         runs_on_triton(q_latent)
         and q_latent.shape[0] > 0
@@ -282,30 +336,37 @@ def latent_decode_triton(
     seq_lens: torch.Tensor,
     max_seq_len: int,
     scale: float,
+    query_start_loc: torch.Tensor | None = None,
+    *,
+    config: LatentDecodeConfig | None = None,
 ) -> torch.Tensor:
     """Split over the cached tokens, merged by whoever comes last."""
-    requests, num_heads, rank = q_latent.shape
+    tokens, num_heads, rank = q_latent.shape
     rope_dim = q_rope.shape[2]
     block_h = 16 if num_heads <= 16 else 32
     head_blocks = triton.cdiv(num_heads, block_h)
-    # A tile of 32 latents of 576 two-byte numbers is 36 kB, and two of them are on their way.
-    tile = 32 if cache.element_size() == 2 else 16
-    wanted_splits = min(_MAX_SPLITS, max(1, _PROGRAMS // (requests * head_blocks)))
-    num_splits = min(_MAX_SPLITS, triton.cdiv(max_seq_len, tile))
-    out = torch.empty(requests, num_heads, rank, dtype=q_latent.dtype, device=q_latent.device)
-    pairs = requests * head_blocks
+    padded_rank = next_power_of_2(rank)
+    if config is None:
+        config = default_config(tokens * head_blocks, cache.element_size())
+    values = max(16, padded_rank // config.value_blocks)
+    wanted_splits = min(_MAX_SPLITS, max(1, config.programs // (tokens * head_blocks)))
+    num_splits = min(wanted_splits, triton.cdiv(max_seq_len, config.tile))
+    parts = head_blocks * triton.cdiv(rank, values)
+    out = torch.empty(tokens, num_heads, rank, dtype=q_latent.dtype, device=q_latent.device)
     launch(
         _latent_decode_kernel,
-        (num_splits, head_blocks, requests),
+        (num_splits, parts, tokens),
         q_latent,
         q_rope,
         cache,
         block_table,
         seq_lens,
+        seq_lens if query_start_loc is None else query_start_loc,
         out,
-        scratch("latent_out", pairs * num_splits * block_h * rank, out.device),
-        scratch("latent_lse", pairs * num_splits * block_h * 2, out.device),
-        counters(pairs, out.device),
+        scratch("latent_out", tokens * parts * num_splits * block_h * values, out.device),
+        scratch("latent_lse", tokens * parts * num_splits * block_h * 2, out.device),
+        counters(tokens * parts, out.device),
+        seq_lens.shape[0],
         scale,
         wanted_splits,
         q_latent.stride(0),
@@ -315,13 +376,14 @@ def latent_decode_triton(
         block_table.stride(0),
         NUM_HEADS=num_heads,
         RANK=rank,
-        PADDED_RANK=next_power_of_2(rank),
+        PADDED_RANK=padded_rank,
         ROPE_DIM=rope_dim,
         PADDED_ROPE=max(16, next_power_of_2(rope_dim)),
         BLOCK_SIZE=cache.shape[1],
         BLOCK_H=block_h,
-        TILE=tile,
-        STAGES=2,
-        num_warps=4 if block_h == 16 else 8,
+        VALUES=values,
+        TILE=config.tile,
+        STAGES=config.num_stages,
+        num_warps=config.num_warps * block_h // 16,
     )
     return out
