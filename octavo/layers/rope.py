@@ -89,20 +89,18 @@ class Rope(nn.Module):
             dim = int(config.head_dim * p["partial_rotary_factor"])
         trained = config.max_position_embeddings or 2048
         length = max(max_position or 0, trained)
-        positions = torch.arange(length, dtype=torch.float32, device="cpu")
+        # A model made for millions of tokens (Llama 4) has a table of gigabytes; only what is served is made.
+        positions = torch.arange(max_position or trained, dtype=torch.float32, device="cpu")
         with torch.device("cpu"):
             inv_freq, attention = cls._frequencies(p, dim, trained, length)
-            if inv_freq.dim() == 1:
-                angles = positions[:, None] * inv_freq[None, :]
-            else:
-                angles = positions[:, None] * inv_freq
+            angles = positions[:, None] * inv_freq
             table = torch.cat((angles.cos(), angles.sin()), dim=-1) * attention
         device = torch.get_default_device()
         return cls(table.to(device), interleaved)
 
     @staticmethod
     def _frequencies(p: dict[str, Any], dim: int, trained: int, length: int) -> tuple[torch.Tensor, float]:
-        """Inverse frequencies [dim / 2], or [length, dim / 2] where they depend on the position, and the attention factor."""
+        """Inverse frequencies [dim / 2] and the attention factor."""
         base, kind = float(p["rope_theta"]), p["rope_type"]
         inv_freq = _inverse_frequencies(base, dim)
         if kind == "default":
