@@ -51,6 +51,7 @@ class StepContext:
     # [num_reqs] int32: the worker's row of each request, under which recurrent layers keep their states.
     rows: torch.Tensor | None = None
     encoder: EncoderOutputs | None = None  # of the decoder of an encoder-decoder model
+    in_chunks: "StepContext | None" = None  # as chunked attention sees the step; made by the first such layer
 
 
 _current: StepContext | None = None

@@ -21,6 +21,15 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps)
 
 
+class UnitNorm(RMSNorm):
+    """A norm whose weights are ones, in no checkpoint."""
+
+    def __init__(self, size: int, eps: float):
+        super().__init__(size, eps)
+        del self.weight
+        self.register_buffer("weight", torch.ones(size), persistent=False)
+
+
 class LayerNorm(nn.Module):
     """Normalisation to mean 0 and variance 1, then a weight and, unless `bias` is off, a bias (Ba et al. 2016)."""
 

@@ -56,6 +56,7 @@ class LlamaAttention(nn.Module):
         self.k_norm: RMSNorm | None = None
         self.query_growth = float(cfg.rope_parameters.get("llama_4_scaling_beta") or 0.0)
         self.growth_period = int(cfg.rope_parameters.get("original_max_position_embeddings") or 1)
+        self.growth_start = 0
         has_rope = (cfg.get("no_rope_layers") or [1] * cfg.num_layers)[index]  # 1: this layer rotates
         self.rope = rope if has_rope else None
         self.attn = PagedAttention(
@@ -76,7 +77,7 @@ class LlamaAttention(nn.Module):
         """What happens to queries, keys and values before the norms of heads and the rotation."""
         if not self.query_growth:
             return qkv
-        factor = 1 + self.query_growth * torch.log1p(positions // self.growth_period)
+        factor = 1 + self.query_growth * torch.log1p((positions + self.growth_start) // self.growth_period)
         q_width = self.qkv_proj.out_sizes[0]
         return torch.cat((qkv[:, :q_width] * factor[:, None].to(qkv.dtype), qkv[:, q_width:]), -1)
 

@@ -14,6 +14,7 @@ NATIVE: dict[str, tuple[str, str]] = {
     "CwmForCausalLM": ("llama", "LlamaForCausalLM"),
     "MinistralForCausalLM": ("llama", "LlamaForCausalLM"),
     "Ministral3ForCausalLM": ("llama", "LlamaForCausalLM"),
+    "Llama4ForCausalLM": ("llama4", "Llama4ForCausalLM"),
     "Phi3ForCausalLM": ("phi3", "Phi3ForCausalLM"),
     "GemmaForCausalLM": ("gemma", "GemmaForCausalLM"),
     "Gemma2ForCausalLM": ("gemma", "Gemma2ForCausalLM"),
@@ -79,6 +80,7 @@ NATIVE: dict[str, tuple[str, str]] = {
 # Models of text and more, whose decoder is run alone -> the architecture that it is.
 TEXT_PARTS = {
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
+    "Llama4ForConditionalGeneration": "Llama4ForCausalLM",
     "Mistral3ForConditionalGeneration": "MistralForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",

@@ -66,6 +66,13 @@ GATED_DELTA = {
     "linear_value_head_dim": 8,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
 }
+LLAMA4 = {
+    "num_experts_per_tok": 1,
+    "intermediate_size_mlp": 80,
+    "attention_chunk_size": 32,
+    "no_rope_layers": [1, 0, 1],
+    "floor_scale": 16,
+}
 MINIMAX = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "block_size": 16,
@@ -182,6 +189,7 @@ ROWS = {
     "Lfm2ForCausalLM": Row("lfm2", {"layer_types": ["conv", "full_attention", "conv"]}, shares_prefixes=False),
     "Lfm2MoeForCausalLM": Row("lfm2_moe", {"layer_types": ["conv", "full_attention", "conv"]}, shares_prefixes=False),
     "Lfm3ForCausalLM": Row("lfm3", shares_prefixes=False),
+    "Llama4ForCausalLM": Row("llama4_text", LLAMA4),
     "LlamaForCausalLM": Row("llama"),
     "Mamba2ForCausalLM": Row(
         "mamba2",
@@ -277,6 +285,10 @@ VARIANTS = {
         {"rope_parameters": {**LONGROPE, "original_max_position_embeddings": 32}, "max_position_embeddings": 60},
     ),
     "llama tied, one KV head": Row("llama", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
+    "llama4, dense layers, no head norms": Row(
+        "llama4_text",
+        {**LLAMA4, "attention_chunk_size": 16, "use_qk_norm": False, "interleave_moe_layer_step": 2},
+    ),
     "mistral": Row("mistral", {"sliding_window": None}),
     "mistral sliding": Row("mistral", {"sliding_window": 16, "head_dim": 32}),
     "qwen2": Row("qwen2", {}),
@@ -421,7 +433,6 @@ REASONS = {
     "has its own attention classes": "attention classes of its own",
     "hides what is outside a window or chunk": "windows that only a mask tells of",
     "gives attention more than it is known to read": "a position bias beside the scores",
-    "keeps its decoder under another name": "attention in chunks (Llama 4)",
 }
 
 REFUSED = {
@@ -448,7 +459,6 @@ REFUSED = {
     "HYV4ForCausalLM": Refusal("hy_v4", "cannot be traced"),
     "InklingForCausalLM": Refusal("inkling_text", "gives attention more than it is known to read"),
     "JetMoeForCausalLM": Refusal("jetmoe", "cannot be traced"),
-    "Llama4ForCausalLM": Refusal("llama4_text", "keeps its decoder under another name"),
     "MegatronBertForCausalLM": Refusal("megatron-bert", "mixes tokens in layers"),
     "MiMoV2FlashForCausalLM": Refusal("mimo_v2_flash", "keeps keys of different sizes in different layers"),
     "MvpForCausalLM": Refusal("mvp", "mixes tokens in layers"),

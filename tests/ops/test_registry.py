@@ -32,7 +32,12 @@ CASES = [
 
 
 def _copy(arguments: tuple) -> tuple:
-    return tuple(a.clone() if isinstance(a, torch.Tensor) else a for a in arguments)
+    return tuple(_clone(a) if isinstance(a, torch.Tensor) else a for a in arguments)
+
+
+def _clone(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the strides of the original, gaps included."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _tensors(value: object) -> list[torch.Tensor]:

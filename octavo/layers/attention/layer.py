@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from octavo.context import get_step_context
+from octavo.context import StepContext, get_step_context
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import Rope
 from octavo.ops.attention import decode_attention, paged_attention
@@ -71,6 +71,10 @@ class PagedAttention(nn.Module):
             return SlidingWindowSpec(self.num_kv_heads, self.head_dim, dtype, block_size, self.window)
         return FullAttentionSpec(self.num_kv_heads, self.head_dim, dtype, block_size)
 
+    def step_context(self) -> StepContext:
+        """The running step as this layer attends in it."""
+        return get_step_context()
+
     def forward(
         self,
         qkv: torch.Tensor,
@@ -87,7 +91,7 @@ class PagedAttention(nn.Module):
         """
         if distance_bias is None:
             distance_bias = self.distance_bias
-        context = get_step_context()
+        context = self.step_context()
         meta = context.groups[self.group]
         cos_sin = None if rope is None else rope.cos_sin
         interleaved = rope is not None and rope.interleaved
@@ -143,7 +147,7 @@ class PagedAttention(nn.Module):
         return self._attend(q, self.distance_bias)
 
     def _attend(self, q: torch.Tensor, distance_bias: torch.Tensor | None) -> torch.Tensor:
-        context = get_step_context()
+        context = self.step_context()
         return paged_attention(
             q,
             self.kv_cache,

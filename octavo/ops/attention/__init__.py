@@ -39,8 +39,9 @@ def paged_attention(
 ) -> torch.Tensor:
     """Causal attention of each request's new tokens over all its cached ones, computed in float32.
 
-    q [tokens, num_heads, head_dim]; kv_cache [num_blocks, 2, block_size, num_kv_heads, head_dim] with this step's keys
-    already written; block_table [requests, max_blocks] int32; query_start_loc [requests + 1]; seq_lens [requests].
+    q [tokens, num_heads, head_dim]; kv_cache [num_blocks, 2, block_size, num_kv_heads, head_dim], whose blocks may lie apart,
+    with this step's keys already written; block_table [requests, max_blocks] int32; query_start_loc [requests + 1]; seq_lens
+    [requests]. There may be requests without tokens.
     `window` > 0 lets a query see the last `window` tokens, itself included; `softcap` bounds scores by
     softcap * tanh(score / softcap); `sinks` [num_heads] are logits that take part in the softmax and hold no value;
     `distance_bias` [num_heads] are slopes, which add slope * (key position - query position) to a score (ALiBi); of
@@ -171,10 +172,13 @@ def _inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
         (8, 8, 64, 16, (2, 1), (20, 31), {"distance_bias": (8,)}),
         (6, 3, 64, 16, (17, 1, 1), (20, 31, 5), {"distance_bias": (6, 13)}),
         (8, 2, 64, 16, (1, 17, 5), (70, 17, 100), {"fp8": True}),
+        (4, 2, 64, 16, (1, 0, 17, 0, 1, 0), (5, 0, 40, 0, 33, 0), {"apart": True}),
     ):
         num_blocks = sum(-(-n // block_size) for n in seq_lens) + 1
         cache_dtype = torch.float8_e4m3fn if "fp8" in kwargs else dtype
-        kv_cache = torch.randn(num_blocks, 2, block_size, kv_heads, dim, generator=rng).to(device, cache_dtype)
+        pages = 2 if "apart" in kwargs else 1  # in a block, of which this layer's is the last
+        shape = (num_blocks, pages, 2, block_size, kv_heads, dim)
+        kv_cache = torch.randn(shape, generator=rng).to(device, cache_dtype)[:, -1]
         order = (torch.randperm(num_blocks - 1, generator=rng) + 1).tolist()
         table = torch.zeros(len(seq_lens), max(-(-n // block_size) for n in seq_lens), dtype=torch.int32)
         for r, n in enumerate(seq_lens):
