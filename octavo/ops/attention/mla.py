@@ -209,11 +209,15 @@ def _attention_inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
     for (heads, rank, rope_dim), query_lens in itertools.product(_SHAPES, ((1, 1, 1), (1, 12, 33))):
         seq_lens = (1, 70, 33)
         cache, table, lens = _setup(rng, dtype, device, seq_lens, rank + rope_dim)
-        starts = torch.tensor([0, *itertools.accumulate(query_lens)], dtype=torch.int32, device=device)
+        starts_cpu = [0, *itertools.accumulate(query_lens)]
+        starts = torch.tensor(starts_cpu, dtype=torch.int32, device=device)
         up = (torch.randn(heads, 24 + 40, rank, generator=rng) / rank**0.5).to(device, dtype)
-        q = (2 * torch.randn(int(starts[-1]), heads, 24 + rope_dim, generator=rng)).to(device, dtype)
+        q = (2 * torch.randn(starts_cpu[-1], heads, 24 + rope_dim, generator=rng)).to(device, dtype)
         scale = (24 + rope_dim) ** -0.5
-        yield q[..., :24], q[..., 24:], up, cache, table, starts, lens, max(query_lens), max(seq_lens), scale
+        yield (
+            q[..., :24], q[..., 24:], up, cache, table, starts, lens, max(query_lens), max(seq_lens), scale, starts_cpu,
+            list(seq_lens),
+        )  # fmt: skip
 
 
 latent_rope_write.inputs = _write_inputs
