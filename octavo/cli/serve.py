@@ -1,5 +1,6 @@
 """`octavo serve [MODEL]`: the HTTP server."""
 
+import gc
 import time
 from collections.abc import Sequence
 
@@ -25,6 +26,7 @@ def parse(arguments: Sequence[str]) -> tuple[EngineArgs, ServerArgs]:
 def run(arguments: Sequence[str]) -> int:
     """Parse, then serve until a signal says stop."""
     started = time.monotonic()
+    gc.disable()  # until the server is up: imports make a million objects and no garbage
     engine_args, server_args = parse(arguments)
     core = SpawnedCore(engine_args.distributed_executor_backend or "uni")
     try:

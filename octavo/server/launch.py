@@ -7,6 +7,7 @@ listener, engine and socket file go. A second signal skips the waiting.
 
 import asyncio
 import contextlib
+import gc
 import ipaddress
 import logging
 import os
@@ -90,6 +91,8 @@ def _run(engine: AsyncLLM, args: ServerArgs, listener: socket.socket, started: f
     def on_started() -> None:
         _report_start(engine.report, time.monotonic() - started)
         _announce(args, address)
+        gc.freeze()  # what is there by now stays: no collection need walk it
+        gc.enable()
 
     server: Server
     if args.grpc:
