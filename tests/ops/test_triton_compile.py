@@ -15,6 +15,7 @@ if find_spec("triton") is None:
 if is_interpreting():
     pytest.skip("interpreted kernels are not compiled", allow_module_level=True)
 
+from octavo.ops.attention.triton_prefill import paged_attention_triton
 from octavo.ops.norm_triton import rms_norm_triton
 from octavo.ops.triton_compile import KernelCompiler, encode
 from octavo.ops.triton_utils import Launch, NotedTensor, override_pdl, record_launches, settle_hashes
@@ -57,6 +58,20 @@ def test_compiles_for_the_device_and_knows_it_next_time(cache):
     assert again._process is None, "a process was started though everything is compiled"
     again.compile(launches)
     assert again._process is None
+
+
+@pytest.mark.parametrize("max_query_len", [1, 9])
+def test_attention_compiles_for_heads_narrower_than_a_matrix_product(max_query_len, cache):
+    """The interpreter takes products of any size, a GPU none of fewer than 16 columns."""
+
+    def on_meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(*shape, dtype=dtype, device="meta")
+
+    starts, lens, table = (on_meta(*shape, dtype=torch.int32) for shape in ((3,), (2,), (2, 4)))
+    with override_pdl(True), record_launches() as launches:
+        paged_attention_triton(on_meta(18, 4, 8), on_meta(9, 2, 16, 2, 8), table, starts, lens, max_query_len, 60, 0.3)
+    KernelCompiler(HOPPER, jobs=1).compile(launches)
+    assert len(list(cache.rglob("*.cubin"))) == len(encode(launches)) >= 1
 
 
 def test_a_kernel_that_does_not_compile_is_left_to_its_launch(cache, capfd, caplog):

@@ -5,7 +5,7 @@
 import pytest
 import torch
 
-from octavo.ops.moe import CLAMPED_SWIGLU, Routing, choose_experts, experts, norm_route
+from octavo.ops.moe import CLAMPED_SWIGLU, UNGATED, Routing, choose_experts, experts, norm_route
 from octavo.ops.triton_support import has_triton, is_interpreting
 from octavo.ops.triton_utils import counters, override_device_name
 
@@ -29,6 +29,7 @@ DEVICE = "cpu" if is_interpreting() else "cuda"
 ROUTINGS = {
     "softmax": (8, Routing(2)),
     "softmax, renormalised": (60, Routing(4, renormalize=True, scale=2.0)),
+    "softmax, renormalised, bias": (6, Routing(3, renormalize=True)),
     "softmax, groups": (40, Routing(6, "softmax", False, 2.5, 8, 3, "max")),
     "sigmoid, groups, bias": (32, Routing(8, "sigmoid", True, 1.5, 4, 2, "top2")),
 }
@@ -86,14 +87,16 @@ SHORT = GroupedConfig(16, TileConfig(32, 64, 2, 4, True), TileConfig(16, 32, 2, 
 TALL = GroupedConfig(32, TileConfig(32, 32, 2, 4), TileConfig(64, 32, 2, 4))
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["plain", "bias+residual"])
+@pytest.mark.parametrize("activation", ["silu", CLAMPED_SWIGLU, "relu2"])
 @pytest.mark.parametrize(
     ("config", "tokens"),
     [(PAIRS, 1), (PAIRS, 3), (SHORT, 1), (SHORT, 18), (TALL, 18)],
     ids=["pair", "pairs", "one swapped", "swapped", "tall"],
 )
-def test_experts(config, whole, tokens):
+def test_experts(config, activation, tokens):
+    """Plain; biased, added to a residual; without a gate."""
     num_experts, top_k, width, inner = 3, 2, 40, 24
+    height = inner if activation in UNGATED else 2 * inner
     rng = torch.Generator().manual_seed(0)
 
     def make(*shape: int, std: float = 1.0) -> torch.Tensor:
@@ -103,12 +106,12 @@ def test_experts(config, whole, tokens):
     weights = torch.rand(tokens, top_k, generator=rng).to(DEVICE)
     operands = [
         make(tokens, width),
-        make(num_experts, 2 * inner, width, std=0.1),
+        make(num_experts, height, width, std=0.1),
         make(num_experts, width, inner, std=0.15),
     ]
-    rest: list = [CLAMPED_SWIGLU if whole else "silu"]
-    if whole:
-        rest += [make(tokens, width), 0.3, make(num_experts, 2 * inner), make(num_experts, width)]
+    rest: list = [activation]
+    if activation != "silu":
+        rest += [make(tokens, width), 0.3, make(num_experts, height), make(num_experts, width)]
     hidden, gate_up, down = operands
     actual = run_config(config, hidden, weights, chosen, gate_up, down, *rest)
     hidden, gate_up, down, *rest = (a.float() if isinstance(a, torch.Tensor) else a for a in [*operands, *rest])

@@ -463,7 +463,7 @@ def launch_decode(
     fused = slot_mapping is not None
     num_requests = seq_lens.shape[0]
     _, _, block_size, num_kv_heads, head_dim = kv_cache.shape
-    padded_dim = next_power_of_2(head_dim)
+    padded_dim = max(16, next_power_of_2(head_dim))  # a matrix product takes no fewer
     if config is None:
         config = choose(num_requests, num_heads, num_kv_heads, padded_dim, kv_cache.element_size())
     bound = min(max_seq_len, window + config.tile) if window > 0 else max_seq_len

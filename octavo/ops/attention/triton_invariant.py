@@ -291,7 +291,8 @@ def launch_attention(
     num_requests = seq_lens.shape[0]
     _, _, block_size, num_kv_heads, _ = kv_cache.shape
     group = num_heads // num_kv_heads
-    padded_group, padded_dim = next_power_of_2(group), next_power_of_2(head_dim)
+    padded_group = next_power_of_2(group)
+    padded_dim = max(16, next_power_of_2(head_dim))  # a matrix product takes no fewer
     rows, tile, num_stages, num_warps = _shape(q, padded_group, padded_dim)
     pairs = num_requests * num_kv_heads
     max_spans = triton.cdiv(min(max_seq_len, window + SPAN) if window > 0 else max_seq_len, SPAN) + (window > 0)

@@ -227,7 +227,7 @@ def launch_prefill(
     num_requests = seq_lens.shape[0]
     _, _, block_size, num_kv_heads, _ = kv_cache.shape
     padded_group = next_power_of_2(num_heads // num_kv_heads)
-    padded_dim = next_power_of_2(head_dim)
+    padded_dim = max(16, next_power_of_2(head_dim))  # a matrix product takes no fewer
     if shape is None:
         if q.element_size() > 2:
             # float32 products run on the CUDA cores, operands in registers: larger tiles spill.

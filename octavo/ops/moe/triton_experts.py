@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from octavo.ops.moe import CLAMPED_SWIGLU, experts
+from octavo.ops.moe import CLAMPED_SWIGLU, UNGATED, experts
 from octavo.ops.moe.triton_grouped import GroupedConfig, TileConfig, default_grouped_config, grouped_experts
 from octavo.ops.moe.triton_pairs import PairsConfig, RowsConfig, default_pairs_config, fits, pair_experts
 from octavo.ops.triton_support import has_triton, runs_on_triton
@@ -19,7 +19,7 @@ Config = GroupedConfig | PairsConfig
 
 # Without a measurement: while most pairs have an expert to themselves, reading each pair's weights costs nothing.
 _MAX_PAIRS_PER_EXPERT = 0.5
-_GATES = ("silu", "gelu", "gelu_tanh", "relu", CLAMPED_SWIGLU)
+_ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", CLAMPED_SWIGLU, *UNGATED)
 
 
 def config_from_entry(entry: dict[str, Any]) -> Config:
@@ -53,7 +53,7 @@ def _accepts(
         runs_on_triton(hidden)
         and hidden.dtype in (torch.float32, torch.bfloat16, torch.float16)
         and hidden.shape[0] > 0
-        and activation in _GATES
+        and activation in _ACTIVATIONS
         and all(t.dtype == hidden.dtype and t.is_contiguous() for t in tensors)
         and weights.dtype == torch.float32
         and weights.is_contiguous()

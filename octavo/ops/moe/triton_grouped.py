@@ -1,7 +1,7 @@
 """The experts of many tokens on the tensor cores: pairs sorted by expert, then two grouped products and a sum.
 
     plan     rows of one expert stand together, in blocks (`triton_plan`)
-    gate_up  act(gate(h)) * up(h) of a block's rows, h gathered by token            → [pairs, width], sorted
+    gate_up  act(gate(h)) * up(h) or act(up(h)) of a block's rows, h gathered by token → [pairs, width], sorted
     down     weight * down(·) of a block's rows, scattered back                     → [pairs, hidden], by pair
     combine  residual + scale * the sum of a token's pairs, in the order of choice  → [tokens, hidden]
 
@@ -17,8 +17,10 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from octavo.ops.moe import UNGATED
 from octavo.ops.moe.triton_gates import gate_and_up
 from octavo.ops.moe.triton_plan import make_plan
+from octavo.ops.triton_device import apply_gate
 from octavo.ops.triton_utils import launch, next_power_of_2
 
 
@@ -44,13 +46,13 @@ class GroupedConfig:
 
 @triton.jit
 def _grouped_kernel(
-    x,  # [tokens, K] gathered by pair (GATED), or [pairs, K] in sorted order
+    x,  # [tokens, K] gathered by pair (ACTIVATION), or [pairs, K] in sorted order
     weight,  # [experts, N, K], or [experts, 2 * N, K] if GATED: the gates' rows, then the gated ones
     bias,  # [experts, N] or [experts, 2 * N]
     pair_weights,  # [pairs] float32
     order,  # [pairs]
     blocks,  # see triton_plan
-    out,  # [pairs, N]: sorted if GATED, else by pair
+    out,  # [pairs, N]: sorted if ACTIVATION, else by pair
     N,
     num_n_tiles,
     K: tl.constexpr,
@@ -61,18 +63,19 @@ def _grouped_kernel(
     STAGES: tl.constexpr,
     SWAP: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    GATED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     EVEN_N: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """A program computes BLOCK_N results of a block's rows. Grid (max_blocks * num_n_tiles,), a block's tiles together.
 
-    ACTIVATION: the gated product; none: the second one, whose results are weighted.
+    ACTIVATION: of the first product; none: the second one, whose results are weighted.
     """
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    GATED: tl.constexpr = ACTIVATION != ""
+    FIRST: tl.constexpr = ACTIVATION != ""
     EVEN_K: tl.constexpr = K % BLOCK_K == 0
     block = tl.program_id(0) // num_n_tiles
     if block >= tl.load(blocks):
@@ -89,12 +92,12 @@ def _grouped_kernel(
     # Rows past the end read the last one again instead of being masked: the loads stay plain.
     read_rows = (rows if EVEN_N else tl.minimum(rows, N - 1)).to(tl.int64)
     ks = tl.arange(0, BLOCK_K)
-    if GATED:
+    if FIRST:
         xp = x + (pairs // TOP_K)[:, None] * K + ks[None, :]
-        wp = weight + (expert * 2 * N + read_rows)[:, None] * K + ks[None, :]
     else:
         xp = x + sorted_rows[:, None] * K + ks[None, :]
-        wp = weight + (expert * N + read_rows)[:, None] * K + ks[None, :]
+    first_row = expert * (1 + GATED) * N + read_rows
+    wp = weight + first_row[:, None] * K + ks[None, :]
     up = tl.cast(N, tl.int64) * K
     if SWAP:
         acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
@@ -126,15 +129,17 @@ def _grouped_kernel(
     if SWAP:
         acc = acc.T
         acc_up = acc_up.T
-    if GATED:
-        if HAS_BIAS:
-            acc += tl.load(bias + expert * 2 * N + read_rows).to(tl.float32)[None, :]
-            acc_up += tl.load(bias + expert * 2 * N + N + read_rows).to(tl.float32)[None, :]
-        acc = gate_and_up(acc, acc_up, ACTIVATION)
+    if HAS_BIAS:
+        acc += tl.load(bias + first_row).to(tl.float32)[None, :]
+    if FIRST:
+        if GATED:
+            if HAS_BIAS:
+                acc_up += tl.load(bias + first_row + N).to(tl.float32)[None, :]
+            acc = gate_and_up(acc, acc_up, ACTIVATION)
+        else:
+            acc = apply_gate(acc, ACTIVATION)
         out_rows = sorted_rows
     else:
-        if HAS_BIAS:
-            acc += tl.load(bias + expert * N + read_rows).to(tl.float32)[None, :]
         acc = acc * tl.load(pair_weights + pairs, mask=live, other=0.0)[:, None]
         out_rows = pairs
     inside_out = live[:, None] if EVEN_N else live[:, None] & (rows < N)[None, :]
@@ -226,6 +231,7 @@ def grouped_experts(
             STAGES=tile.num_stages,
             SWAP=tile.swap,
             ACTIVATION=gate,
+            GATED=gate not in ("", *UNGATED),
             HAS_BIAS=bias is not None,
             EVEN_N=n % tile.block_n == 0,
             num_warps=tile.num_warps,

@@ -1,6 +1,6 @@
 """The experts of a few tokens on the CUDA cores: every pair reads its own expert's weights, two kernels in all.
 
-    gate_up  a program holds some rows of a pair's gate and gated matrices                      → [pairs, width]
+    gate_up  a program holds some rows of a pair's gate and gated matrices, or of its only one  → [pairs, width]
     down     a program holds the same rows of all experts of a token, sums them with the weights → [tokens, hidden]
 
 Pairs that share an expert find its weights in L2. The second kernel asks for its weights before the first has finished
@@ -17,7 +17,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from octavo.ops.moe import UNGATED
 from octavo.ops.moe.triton_gates import gate_and_up
+from octavo.ops.triton_device import apply_gate
 from octavo.ops.triton_utils import launch
 
 
@@ -42,8 +44,8 @@ class PairsConfig:
 def _gate_up_kernel(
     hidden,  # [tokens, K]
     chosen,  # [tokens, TOP_K]
-    weight,  # [experts, 2 * N, K]: the gates' rows, then the gated ones
-    bias,  # [experts, 2 * N]
+    weight,  # [experts, 2 * N, K]: the gates' rows, then the gated ones; [experts, N, K] unless GATED
+    bias,  # [experts, 2 * N] or [experts, N]
     out,  # [pairs, N]
     N,
     K: tl.constexpr,
@@ -51,6 +53,7 @@ def _gate_up_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    GATED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     EVEN_N: tl.constexpr,
     PDL: tl.constexpr,
@@ -66,7 +69,8 @@ def _gate_up_kernel(
     # Rows past the end read the last one again instead of being masked: the loads stay plain.
     read_rows = (rows if EVEN_N else tl.minimum(rows, N - 1)).to(tl.int64)
     ks = tl.arange(0, BLOCK_K)
-    gp = weight + (expert * 2 * N + read_rows)[:, None] * K + ks[None, :]
+    first_row = expert * (1 + GATED) * N + read_rows
+    gp = weight + first_row[:, None] * K + ks[None, :]
     up = gp + tl.cast(N, tl.int64) * K
     xp = hidden + pair // TOP_K * K + ks
     acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
@@ -74,21 +78,28 @@ def _gate_up_kernel(
     for c in tl.static_range(NUM_CHUNKS):
         if (c + 1) * BLOCK_K <= K:
             g_tile = tl.load(gp + c * BLOCK_K)
-            u_tile = tl.load(up + c * BLOCK_K)
+            if GATED:
+                u_tile = tl.load(up + c * BLOCK_K)
             x = tl.load(xp + c * BLOCK_K).to(tl.float32)
         else:
             inside = ks < K - c * BLOCK_K
             g_tile = tl.load(gp + c * BLOCK_K, mask=inside[None, :], other=0.0)
-            u_tile = tl.load(up + c * BLOCK_K, mask=inside[None, :], other=0.0)
+            if GATED:
+                u_tile = tl.load(up + c * BLOCK_K, mask=inside[None, :], other=0.0)
             x = tl.load(xp + c * BLOCK_K, mask=inside, other=0.0).to(tl.float32)
         acc += g_tile.to(tl.float32) * x[None, :]
-        acc_up += u_tile.to(tl.float32) * x[None, :]
-    g = tl.sum(acc, axis=1)
-    u = tl.sum(acc_up, axis=1)
+        if GATED:
+            acc_up += u_tile.to(tl.float32) * x[None, :]
+    y = tl.sum(acc, axis=1)
     if HAS_BIAS:
-        g += tl.load(bias + expert * 2 * N + read_rows).to(tl.float32)
-        u += tl.load(bias + expert * 2 * N + N + read_rows).to(tl.float32)
-    y = gate_and_up(g, u, ACTIVATION)
+        y += tl.load(bias + first_row).to(tl.float32)
+    if GATED:
+        u = tl.sum(acc_up, axis=1)
+        if HAS_BIAS:
+            u += tl.load(bias + first_row + N).to(tl.float32)
+        y = gate_and_up(y, u, ACTIVATION)
+    else:
+        y = apply_gate(y, ACTIVATION)
     tl.store(out + pair * N + rows, y.to(out.dtype.element_ty), mask=rows < N)
 
 
@@ -218,6 +229,7 @@ def pair_experts(
         BLOCK_N=shape.block_n,
         BLOCK_K=shape.block_k,
         ACTIVATION=activation,
+        GATED=activation not in UNGATED,
         HAS_BIAS=gate_up_bias is not None,
         EVEN_N=width % shape.block_n == 0,
         num_warps=shape.num_warps,

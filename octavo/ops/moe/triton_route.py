@@ -18,7 +18,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from octavo.ops.moe import Routing, norm_route
 from octavo.ops.norm import rms_norm
 from octavo.ops.triton_support import has_triton, runs_on_triton
-from octavo.ops.triton_utils import counters, launch, next_power_of_2, scratch
+from octavo.ops.triton_utils import counters, is_recording, launch, next_power_of_2, scratch
 
 # Up to this many tokens every program reads the router's rows for one token; above, re-reading them costs more than padding.
 MAX_SINGLE_TOKENS = 32
@@ -272,7 +272,9 @@ def norm_route_triton(
     tokens, k = x.shape
     num_experts = router.shape[0]
     weights = torch.empty(tokens, routing.top_k, dtype=torch.float32, device=x.device)
-    experts = torch.empty(tokens, routing.top_k, dtype=torch.int32, device=x.device)
+    # Where launches are only noted, experts that torch computes must still be told of some that exist.
+    allocate = torch.zeros if is_recording() else torch.empty
+    experts = allocate(tokens, routing.top_k, dtype=torch.int32, device=x.device)
     logits = scratch("router_logits", tokens * num_experts, x.device)
     constants: dict[str, Any] = {
         "K": k,
