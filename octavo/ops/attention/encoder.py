@@ -1,6 +1,8 @@
 """Attention in both directions over whole texts, without a cache: what encoders compute."""
 
+import inspect
 import itertools
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -86,6 +88,13 @@ def _encoder_attention_varlen(
     from torch.nn.attention.varlen import varlen_attn
 
     side = window - 1 if window > 0 else -1
+    # torch 2.11 wants a key for every query head, and has no such argument.
+    options: dict[str, Any] = {}
+    if q.shape[1] != k.shape[1]:
+        if "enable_gqa" in inspect.signature(varlen_attn).parameters:
+            options["enable_gqa"] = True
+        else:
+            k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
     return varlen_attn(
         q.contiguous(),
         k.contiguous(),
@@ -96,7 +105,7 @@ def _encoder_attention_varlen(
         max_query_len,
         scale=scale,
         window_size=(side, side),
-        enable_gqa=q.shape[1] != k.shape[1],
+        **options,
     )
 
 
