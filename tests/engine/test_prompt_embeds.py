@@ -45,8 +45,8 @@ def assert_same(got, wanted):
 
 
 def table_of(llm: LLM) -> torch.Tensor:
-    [table] = llm.apply_model(lambda model: model.embed(torch.arange(512)))
-    return table.clone()
+    [table] = llm.apply_model(lambda model: model.embed(torch.arange(512, device=next(model.parameters()).device)))
+    return table.to("cpu", copy=True)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from octavo.server.app import build_app
 @asynccontextmanager
 async def served(folder, **options):
     """(client, application) of a server for the model in `folder`."""
-    engine = AsyncLLM.from_engine_args(EngineArgs(model=str(folder), served_model_name="tiny", **options))
+    engine = AsyncLLM.from_engine_args(EngineArgs(model=str(folder), served_model_name="tiny", **({"dtype": "float32"} | options)))
     try:
         app = build_app(engine, ServerArgs())
         transport = httpx.ASGITransport(app=app)

@@ -21,7 +21,7 @@ def run(model, ids):
 @pytest.mark.parametrize(("model_type", "changes"), [("albert", ALBERT), ("deberta-v2", DEBERTA), ("gpt2", GPT2)])
 def test_hidden_states_and_classes_equal(model_type, changes, tmp_path):
     oracle = write_encoder(model_type, tmp_path / "model", "AutoModel", **changes)
-    with LLM(str(tmp_path / "model"), skip_tokenizer_init=True) as llm:
+    with LLM(str(tmp_path / "model"), skip_tokenizer_init=True, dtype="float32") as llm:
         rows = llm.encode(PROMPTS, pooling_task="token_embed", use_tqdm=False)
     for ids, output in zip(PROMPTS, rows, strict=True):
         expected = torch.nn.functional.normalize(run(oracle, ids).last_hidden_state[0], dim=-1)
@@ -29,7 +29,7 @@ def test_hidden_states_and_classes_equal(model_type, changes, tmp_path):
 
     classes = {**changes, "num_labels": 3}
     oracle = write_encoder(model_type, tmp_path / "classes", "AutoModelForSequenceClassification", **classes)
-    with LLM(str(tmp_path / "classes"), skip_tokenizer_init=True) as llm:
+    with LLM(str(tmp_path / "classes"), skip_tokenizer_init=True, dtype="float32") as llm:
         outputs = llm.classify(PROMPTS, use_tqdm=False)
     for ids, output in zip(PROMPTS, outputs, strict=True):
         np.testing.assert_allclose(output.outputs.probs, run(oracle, ids).logits[0].softmax(-1), atol=1e-5)

@@ -31,7 +31,11 @@ def run(model, ids):
 def test_hidden_states_of_a_bare_model_equal(pooling, options, tmp_path):
     oracle = write(config_of("qwen3", head_dim=8), tmp_path, "AutoModel")
     with LLM(
-        str(tmp_path), skip_tokenizer_init=True, pooler_config={"pooling_type": pooling.upper()}, **options
+        str(tmp_path),
+        skip_tokenizer_init=True,
+        dtype="float32",
+        pooler_config={"pooling_type": pooling.upper()},
+        **options,
     ) as llm:
         vectors = llm.embed(PROMPTS, use_tqdm=False)
         again = llm.embed(PROMPTS, use_tqdm=False)
@@ -51,7 +55,7 @@ def test_hidden_states_of_a_bare_model_equal(pooling, options, tmp_path):
 def test_classes_equal(model_type, num_labels, options, tmp_path):
     config = config_of(model_type, num_labels=num_labels, head_dim=8, hidden_activation="gelu_pytorch_tanh")
     oracle = write(config, tmp_path, "AutoModelForSequenceClassification")
-    with LLM(str(tmp_path), skip_tokenizer_init=True, **options) as llm:
+    with LLM(str(tmp_path), skip_tokenizer_init=True, dtype="float32", **options) as llm:
         outputs = llm.classify(PROMPTS, use_tqdm=False)
         raw = llm.classify(PROMPTS[0], pooling_params=PoolingParams(use_activation=False), use_tqdm=False)[0]
     for ids, output in zip(PROMPTS, outputs, strict=True):
@@ -64,7 +68,7 @@ def test_classes_equal(model_type, num_labels, options, tmp_path):
 def test_classes_of_tokens_equal(tmp_path):
     oracle = write(config_of("llama", num_labels=4), tmp_path, "AutoModelForTokenClassification")
     chosen = PoolingParams(returned_token_ids=[2, 0], use_activation=False)
-    with LLM(str(tmp_path), skip_tokenizer_init=True, **CHUNKS) as llm:
+    with LLM(str(tmp_path), skip_tokenizer_init=True, dtype="float32", **CHUNKS) as llm:
         outputs = llm.encode(PROMPTS, chosen, pooling_task="token_classify", use_tqdm=False)
     for ids, output in zip(PROMPTS, outputs, strict=True):
         np.testing.assert_allclose(output.outputs.data, run(oracle, ids).logits[0][:, [2, 0]], atol=1e-4)
@@ -90,7 +94,7 @@ def test_rewards(architecture, tmp_path):
     labels = {"id2label": {str(i): str(i) for i in range(num_labels)}}
     (tmp_path / "config.json").write_text(json.dumps({**config, **labels, "architectures": [architecture]}))
     options = {"pooler_config": {"step_tag_id": 9}} if is_process else {}
-    with LLM(str(tmp_path), skip_tokenizer_init=True, **options) as llm:
+    with LLM(str(tmp_path), skip_tokenizer_init=True, dtype="float32", **options) as llm:
         output = llm.reward([[7, 9, 8, 9, 4]], use_tqdm=False)[0].outputs.data
     states = run(oracle, [7, 9, 8, 9, 4]).last_hidden_state[0]
     first = torch.relu(states @ score["score.0.weight"].T + score["score.0.bias"])
@@ -114,12 +118,15 @@ def test_a_gemma_that_looks_both_ways(tmp_path):
     oracle = write(config, tmp_path, "AutoModel")
     dense = write_modules(tmp_path, "mean", [(32, 24, "Identity"), (24, 16, "Tanh")])
     options = {"hf_overrides": {"is_matryoshka": True}}
-    with LLM(str(tmp_path), skip_tokenizer_init=True, **options) as llm:
+    with LLM(str(tmp_path), skip_tokenizer_init=True, dtype="float32", **options) as llm:
         vectors = llm.embed(PROMPTS, use_tqdm=False)
         cut = llm.embed(PROMPTS[1], pooling_params=PoolingParams(dimensions=8), use_tqdm=False)[0].outputs
         with pytest.raises(ValueError, match="more than the 16"):
             llm.embed(PROMPTS[1], pooling_params=PoolingParams(dimensions=17))
-    with LLM(str(tmp_path), skip_tokenizer_init=True) as llm, pytest.raises(ValueError, match="128, 256, 512, 768"):
+    with (
+        LLM(str(tmp_path), skip_tokenizer_init=True, dtype="float32") as llm,
+        pytest.raises(ValueError, match="128, 256, 512, 768"),
+    ):
         llm.embed(PROMPTS[1], pooling_params=PoolingParams(dimensions=8))
     expected = []
     for ids in PROMPTS:

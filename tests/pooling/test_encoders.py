@@ -24,7 +24,7 @@ def family(request, tmp_path_factory):
 def test_hidden_states_equal(family):
     name, folder = family
     oracle = write_encoder(name, folder / "model", "AutoModel")
-    with LLM(str(folder / "model"), skip_tokenizer_init=True) as llm:
+    with LLM(str(folder / "model"), skip_tokenizer_init=True, dtype="float32") as llm:
         outputs = llm.encode(PROMPTS, pooling_task="token_embed", use_tqdm=False)
         alone = llm.encode(PROMPTS[1], pooling_task="token_embed", use_tqdm=False)[0]
         vectors = llm.embed(PROMPTS, use_tqdm=False)
@@ -39,7 +39,7 @@ def test_hidden_states_equal(family):
 def test_classes_equal(family):
     name, folder = family
     oracle = write_encoder(name, folder / "classifier", "AutoModelForSequenceClassification", num_labels=3)
-    with LLM(str(folder / "classifier"), skip_tokenizer_init=True) as llm:
+    with LLM(str(folder / "classifier"), skip_tokenizer_init=True, dtype="float32") as llm:
         outputs = llm.classify(PROMPTS, use_tqdm=False)
     for ids, output in zip(PROMPTS, outputs, strict=True):
         np.testing.assert_allclose(output.outputs.probs, states(oracle, ids).logits[0].softmax(-1), atol=1e-5)
@@ -48,7 +48,7 @@ def test_classes_equal(family):
 def test_classes_of_tokens_equal(family):
     name, folder = family
     oracle = write_encoder(name, folder / "tagger", "AutoModelForTokenClassification", num_labels=5)
-    with LLM(str(folder / "tagger"), skip_tokenizer_init=True) as llm:
+    with LLM(str(folder / "tagger"), skip_tokenizer_init=True, dtype="float32") as llm:
         outputs = llm.encode(PROMPTS, pooling_task="token_classify", use_tqdm=False)
     for ids, output in zip(PROMPTS, outputs, strict=True):
         np.testing.assert_allclose(output.outputs.data, states(oracle, ids).logits[0].softmax(-1), atol=1e-5)

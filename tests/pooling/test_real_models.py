@@ -45,7 +45,7 @@ def minilm() -> Path:
 async def test_embeddings_and_scores_equal_sentence_transformers(find):
     folder = find()
     expected = sentence_transformer(folder).encode(TEXTS)
-    with LLM(str(folder)) as llm:
+    with LLM(str(folder), dtype="float32") as llm:
         found = np.array([output.outputs.embedding for output in llm.embed(TEXTS, use_tqdm=False)])
         scores = [output.outputs.score for output in llm.score(TEXTS[0], TEXTS[1:3], use_tqdm=False)]
     np.testing.assert_allclose(found, expected, atol=1e-5)
@@ -88,7 +88,7 @@ async def test_quire_tags_what_is_wrong():
         "Their is a problem with you're code.": {"Their": "$REPLACE_There", "you": "$REPLACE_your"},
     }
     labels = json.loads((folder / "config.json").read_text())["id2label"]
-    with LLM(str(folder)) as llm:
+    with LLM(str(folder), dtype="float32") as llm:
         outputs = llm.encode(list(cases), pooling_task="token_classify", use_tqdm=False)
         words = [[llm.get_tokenizer().id_to_token(i) for i in output.prompt_token_ids] for output in outputs]
     for output, tokens, wrong in zip(outputs, words, cases.values(), strict=True):

@@ -22,7 +22,7 @@ def test_a_cross_encoder_equals_transformers(model_type, tmp_path):
     changes = {"type_vocab_size": 2} if model_type == "deberta-v2" else {}
     oracle = write_encoder(model_type, tmp_path, "AutoModelForSequenceClassification", num_labels=1, **changes)
     write_tokenizer(tmp_path, pair_types=model_type != "roberta")
-    with LLM(str(tmp_path)) as llm:
+    with LLM(str(tmp_path), dtype="float32") as llm:
         outputs = llm.score(TEXTS[0], TEXTS[1:], use_tqdm=False)
         cut = llm.score(TEXTS[0], TEXTS[1], use_tqdm=False, pooling_params=PoolingParams(truncate_prompt_tokens=10))[0]
         raw = llm.score(TEXTS[0], TEXTS[1], use_tqdm=False, pooling_params=PoolingParams(use_activation=False))[0]
@@ -58,7 +58,7 @@ def test_a_cross_encoder_keeps_its_own_activation(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     config["sbert_ce_default_activation_function"] = "torch.nn.modules.linear.Identity"
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with LLM(str(tmp_path)) as llm:
+    with LLM(str(tmp_path), dtype="float32") as llm:
         score = llm.score(TEXTS[0], TEXTS[1], use_tqdm=False)[0].outputs.score
     with torch.no_grad():
         assert score == pytest.approx(float(oracle(**pair(tmp_path, TEXTS[0], TEXTS[1])).logits), abs=1e-4)
@@ -70,7 +70,7 @@ def test_vectors_give_cosines_and_token_vectors_maxsim(tmp_path):
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     with torch.no_grad():
         states = [oracle(**tokenizer(text, return_tensors="pt")).last_hidden_state[0] for text in TEXTS]
-    with LLM(str(tmp_path)) as llm:
+    with LLM(str(tmp_path), dtype="float32") as llm:
         cosines = [o.outputs.score for o in llm.score(TEXTS[0], TEXTS[1:], use_tqdm=False)]
         pairwise = [o.outputs.score for o in llm.score(TEXTS[:2], TEXTS[2:], use_tqdm=False)]
         with pytest.raises(ValueError, match="cannot be paired"):
@@ -88,7 +88,7 @@ def test_vectors_give_cosines_and_token_vectors_maxsim(tmp_path):
 
     weights = {f"bert.{name}": tensor for name, tensor in oracle.state_dict().items()}
     save_file({**weights, "linear.weight": linear}, tmp_path / "model.safetensors")
-    with LLM(str(tmp_path)) as llm:
+    with LLM(str(tmp_path), dtype="float32") as llm:
         scores = [o.outputs.score for o in llm.score(TEXTS[0], TEXTS[1:], use_tqdm=False)]
     rows = [torch.nn.functional.normalize(state @ linear.T, dim=-1) for state in states]
     expected = [float((rows[0] @ other.T).max(dim=1).values.sum()) for other in rows[1:]]
@@ -103,9 +103,9 @@ def test_a_language_model_judges_by_yes_and_no(tmp_path):
     write_tokenizer(tmp_path)
     template = "{{ instruction | default('how') }} {{ messages[0].content }} do {{ messages[1].content }}"
     options = {"hf_overrides": {"classifier_from_token": ["cake", "login"]}, "convert": "classify"}
-    with LLM(str(tmp_path), chat_template=template, **options) as llm:
+    with LLM(str(tmp_path), chat_template=template, dtype="float32", **options) as llm:
         score = llm.score(TEXTS[0], TEXTS[1], use_tqdm=False)[0]
-    with LLM(str(tmp_path), **options) as llm:
+    with LLM(str(tmp_path), dtype="float32", **options) as llm:
         built_in = llm.score(TEXTS[0], TEXTS[1], use_tqdm=False)[0]
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     ids = tokenizer(f"how {TEXTS[0]} do {TEXTS[1]}", add_special_tokens=False)["input_ids"]
