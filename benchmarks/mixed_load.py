@@ -29,6 +29,7 @@ from octavo.bench.http_client import HttpClient, HttpError, server_sent_events
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 DEADLINE_SECONDS = 300.0  # of one answer, behind as many others as there are clients
 IDLE_SECONDS = 10.0
+MAX_BROKEN = 100
 # What a process may grow from the first third of the run to its end. Allocators keep what a rare peak needed.
 MAX_GROWTH = 48 << 20
 # For the server that is started here: a cache that holds a few requests, so that they preempt each other.
@@ -87,8 +88,8 @@ class Mix:
         return COMPLETIONS, body | rng.choice(({}, {"logprobs": 2}, {"echo": True}))
 
     async def client(self, until: float) -> None:
-        """One client after the other, until the time is over."""
-        while time.monotonic() < until:
+        """One client after the other, until the time is over or enough is broken to know."""
+        while time.monotonic() < until and len(self.broken) < MAX_BROKEN:
             kinds = (self.hang_up, self.be_wrong, self.ask_what_is_known, self.ask)
             (act,) = self.rng.choices(kinds, weights=(20, 10, 5, 65))
             try:
