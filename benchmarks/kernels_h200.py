@@ -526,9 +526,12 @@ def linear_candidates(shape: LinearShape, rows: int) -> Iterator[dict]:
     """Entries of the tuned table worth measuring for up to `rows` tokens."""
     gated = shape.activation is not None
     if rows == 1:
-        for bn, bk, warps in itertools.product((1, 2, 4, 8, 16), (1024, 2048, 4096), (2, 4, 8)):
-            values = bn * -(-shape.k // bk) * bk * (2 if gated else 1)
-            if shape.k % bk == 0 and 16 <= values // (warps * 32) <= 160 and shape.n // bn >= 200:
+        # Tiles that divide the row, or all but do.
+        tiles = [bk for bk in (4096, 2048, 1024) if shape.k % bk == 0] or [1024, 512, 256]
+        for bn, bk, warps in itertools.product((1, 2, 4, 8, 16), tiles, (2, 4, 8)):
+            padded = -(-shape.k // bk) * bk
+            values = bn * padded * (2 if gated else 1)
+            if padded <= 1.1 * shape.k and 16 <= values // (warps * 32) <= 160 and shape.n // bn >= 200:
                 yield {"kernel": "gemv", "block_n": bn, "block_k": bk, "num_warps": warps}
         return
     padded = max(16, next_power_of_2(rows))
@@ -661,10 +664,27 @@ def tune(models: list[str], path: Path | None, report: Report, only_fp8_cache: b
 # --- compiling ahead
 
 
+def launch_linears(shapes: list[LinearShape], batch: int, sweep: bool) -> None:
+    """Call the chosen kernel of each product, and with `sweep` the candidates."""
+    from octavo.ops.linear.triton_linear import choice_from_entry, choose, run_choice
+
+    for shape in shapes:
+        x, rest = rand(batch, shape.k), linear_arguments(shape, batch)
+        weight = rand(shape.weight_rows, shape.k)
+        chosen = choose(shape.n, shape.k, batch, shape.activation is not None) if batch <= 64 else None
+        if chosen is not None and chosen.config is not None:
+            run_choice(dataclasses.replace(chosen, separate_norm=False), x, weight, *rest)
+            run_choice(dataclasses.replace(chosen, separate_norm=False), x, weight, None, None, *rest[2:])
+        if sweep and batch in (1, 16, 32, 64):
+            for entry in linear_candidates(shape, batch):
+                choice = choice_from_entry(entry)
+                gamma = None if choice.separate_norm else rest[1]
+                run_choice(dataclasses.replace(choice, separate_norm=False), x, weight, None, gamma, *rest[2:])
+
+
 def launch_everything(models: list[str] | None, sweep: bool) -> None:
     """Call every kernel that the other commands launch, for `record_launches` to note."""
     from octavo.ops.attention.triton_decode import DecodeConfig, decode_attention_triton
-    from octavo.ops.linear.triton_linear import choice_from_entry, choose, run_choice
 
     ops.load_providers(force=True)
     for name in models or MODELS:
@@ -693,18 +713,7 @@ def launch_everything(models: list[str] | None, sweep: bool) -> None:
                             qkv, slots, cos_sin, caches[0], slots, table, seq_lens, 8192, m.heads, m.kv_heads, scale,
                             *tail[2:], config=DecodeConfig(**entry),
                         )  # fmt: skip
-            for shape in linears(m):
-                x, rest = rand(batch, shape.k), linear_arguments(shape, batch)
-                weight = rand(shape.weight_rows, shape.k)
-                chosen = choose(shape.n, shape.k, batch, shape.activation is not None) if batch <= 64 else None
-                if chosen is not None and chosen.config is not None:
-                    run_choice(dataclasses.replace(chosen, separate_norm=False), x, weight, *rest)
-                    run_choice(dataclasses.replace(chosen, separate_norm=False), x, weight, None, None, *rest[2:])
-                if sweep and batch in (1, 16, 32, 64):
-                    for entry in linear_candidates(shape, batch):
-                        choice = choice_from_entry(entry)
-                        gamma = None if choice.separate_norm else rest[1]
-                        run_choice(dataclasses.replace(choice, separate_norm=False), x, weight, None, gamma, *rest[2:])
+            launch_linears(linears(m), batch, sweep)
         write_fn = provider("write_kv")
         assert write_fn is not None and write_kv.providers and rms_norm.providers and gated_activation.providers
 

@@ -31,6 +31,7 @@ from benchmarks.kernels_h200 import (
     device,
     error,
     in_float32,
+    launch_linears,
     provider,
     rand,
     time_graph,
@@ -396,6 +397,8 @@ def launch_everything(models: list[str] | None, sweep: bool) -> None:
             _, q_rope, _, cache, table, _, lens, _, bound, scale = latent_arguments(m, requests, 256)
             q_latent = rand(requests, m.latent[0], m.latent[1])
             provider("latent_decode")(q_latent, q_rope, cache, table, lens, bound, scale)
+        for batch in (1, 16, 32, 64):
+            launch_linears(LINEARS[name], batch, sweep)
         for tokens in TOKENS:
             provider("norm_route")(*route_arguments(m, tokens))
             h, residual = rand(tokens, m.hidden), rand(tokens, m.hidden)
