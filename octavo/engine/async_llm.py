@@ -21,6 +21,7 @@ from octavo.engine.spawn import SpawnedCore
 from octavo.engine.stats import IterationStats, StatLogger
 from octavo.engine.supervisor import Supervisor
 from octavo.errors import ClientError, EngineDeadError, RequestFailedError
+from octavo.loader.gguf_file import forget_gguf
 from octavo.logger import get_logger
 from octavo.tokenizer import get_tokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -60,6 +61,7 @@ class AsyncLLM:
             client.configure(config)
             # The core loads its weights meanwhile.
             self._tokenizer = None if config.tokenizer.path is None else get_tokenizer(config.tokenizer)
+            forget_gguf()  # the core has read it for itself
             self.report: StartReport = client.wait_ready()
         except BaseException:
             client.shutdown()

@@ -124,6 +124,11 @@ def open_gguf(path: str | Path) -> GGUFFile:
     return _open_gguf(path, stat.st_size, stat.st_mtime_ns)
 
 
+def forget_gguf() -> None:
+    """Let go of the files parsed so far: a vocabulary of strings is 20 MB and more that nobody asks for after the start."""
+    _open_gguf.cache_clear()
+
+
 @functools.lru_cache(maxsize=16)
 def _open_gguf(path: Path, size: int, changed: int) -> GGUFFile:
     try:

@@ -23,6 +23,7 @@ from octavo.errors import LoadError
 from octavo.loader.dummy import fill_dummy
 from octavo.loader.find import WeightFiles, find_weights
 from octavo.loader.gguf import GGUFTensor, open_gguf_tensors
+from octavo.loader.gguf_file import forget_gguf
 from octavo.loader.ledger import Ledger
 from octavo.loader.names import KV_CACHE_SCALES, NameTables, Target
 from octavo.loader.parameters import Parameters, block_loader, weight_loader
@@ -91,6 +92,7 @@ def load_model(
         loading.check_missing()
         ledger = loading.ledger
         ledger.raise_problems(path, type(model).__name__)
+        forget_gguf()
     _check_buffers(model)
     distinct = {id(place.tensor): place.tensor for place in parameters.places.values()}
     report = LoadReport(
