@@ -21,6 +21,7 @@ _TRITON_MODULES = (
     "attention.fa3",
     "attention.triton_mla",
     "attention.triton_mla_prefill",
+    "attention.triton_mla_step",
     "moe.triton_route",
     "moe.triton_experts",
     "ssm.triton_conv",

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from octavo.ops.attention.mla import latent_attention, latent_decode, latent_rope_write
+from octavo.ops.attention.mla import latent_attention, latent_decode, latent_decode_attention, latent_rope_write
 from octavo.ops.triton_support import has_triton, is_interpreting
 from octavo.ops.triton_utils import counters
 
@@ -20,6 +20,7 @@ ops.load_providers()
 
 from octavo.ops.attention import triton_mla_prefill
 from octavo.ops.attention.triton_mla import LatentDecodeConfig, latent_decode_triton, latent_rope_write_triton
+from octavo.ops.attention.triton_mla_step import latent_decode_attention_triton
 
 DEVICE = "cpu" if is_interpreting() else "cuda"
 # The interpreter multiplies the raw bits of bfloat16.
@@ -42,7 +43,7 @@ def test_rope_and_write(dtype):
     ("dtype", "bound", "value_blocks"), [(torch.float32, 260, 1), (torch.float16, 4096, 1), (torch.float16, 260, 4)]
 )
 def test_decode(dtype, bound, value_blocks):
-    config = LatentDecodeConfig(16, 2, 4, value_blocks, 264)
+    config = LatentDecodeConfig(16, 2, 4, value_blocks, 40)
     for q_latent, q_rope, cache, table, seq_lens, _, scale, *starts in latent_decode.inputs(
         torch.Generator().manual_seed(0), dtype, DEVICE
     ):
@@ -58,6 +59,25 @@ def test_decode(dtype, bound, value_blocks):
         assert starts or not actual[1].any()
         torch.testing.assert_close(actual[live], expected[live], rtol=4e-3, atol=4e-3)
         assert not counters(1, cache.device)[:64].any()
+
+
+def test_step():
+    """A whole decode step, its last request graph padding."""
+    for q, latent, positions, *rest in latent_decode_attention.inputs(
+        torch.Generator().manual_seed(0), torch.float16, DEVICE
+    ):
+        table, norm, eps, up, cache, slots, block_table, seq_lens, *tail = rest
+        slots[2], seq_lens[2] = -1, 0
+        wide = torch.cat((q.flatten(1), latent), -1)  # one product makes both
+        q, latent = wide[:, : q[0].numel()].unflatten(1, q.shape[1:]), wide[:, q[0].numel() :]
+        expected_cache = cache.clone()
+        args = (q, latent, positions, table, norm, eps, up)
+        expected = latent_decode_attention.reference(*args, expected_cache, slots, block_table, seq_lens, *tail)
+        actual = latent_decode_attention_triton(*args, cache, slots, block_table, seq_lens, *tail)
+        torch.testing.assert_close(actual[:2], expected[:2], rtol=4e-3, atol=4e-3)
+        assert actual.isfinite().all()
+        # Block 0 takes what the reference drops.
+        torch.testing.assert_close(cache[1:], expected_cache[1:], rtol=2e-3, atol=2e-3)
 
 
 def prompts(dtype, query_lens, contexts):

@@ -7,7 +7,7 @@ from octavo.context import get_step_context
 from octavo.layers.linear import Linear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import Rope
-from octavo.ops.attention.mla import latent_attention, latent_rope_write
+from octavo.ops.attention.mla import latent_attention, latent_decode_attention, latent_rope_write
 from octavo.types.kv_spec import KVSpec, LatentSpec
 
 
@@ -42,7 +42,25 @@ class LatentAttention(nn.Module):
         context = get_step_context()
         meta = context.groups[self.group]
         q = q.unflatten(-1, (self.num_heads, -1))
-        norm = self.kv_a_layernorm
+        norm, up = self.kv_a_layernorm, self.kv_b_proj.weight.view(self.num_heads, -1, self.rank)
+        if context.max_query_len == 1:
+            out = latent_decode_attention(
+                q,
+                latent,
+                positions,
+                rope.cos_sin,
+                norm.weight,
+                norm.eps,
+                up,
+                self.kv_cache,
+                meta.slot_mapping,
+                meta.block_table,
+                context.seq_lens,
+                context.max_seq_len,
+                self.scale,
+                rope.interleaved,
+            )
+            return out.flatten(1)
         q_rope = latent_rope_write(
             q,
             latent,
@@ -57,7 +75,7 @@ class LatentAttention(nn.Module):
         out = latent_attention(
             q[..., : self.nope_dim],
             q_rope,
-            self.kv_b_proj.weight.view(self.num_heads, -1, self.rank),
+            up,
             self.kv_cache,
             meta.block_table,
             context.query_start_loc,

@@ -8,6 +8,7 @@ as they lie in the cache: one key head of width rank + rope_dim, whose first ran
 """
 
 import itertools
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -121,31 +122,6 @@ def latent_attention(
     return out
 
 
-def _accepts_absorbed(
-    q_nope, q_rope, up, cache, block_table, query_start_loc, seq_lens, max_query_len, max_seq_len, *args, **kwargs
-) -> bool:
-    return max_query_len == 1 and seq_lens.shape[0] == q_nope.shape[0]
-
-
-@latent_attention.register("absorbed", accepts=_accepts_absorbed)
-def _latent_attention_absorbed(
-    q_nope,
-    q_rope,
-    up,
-    cache,
-    block_table,
-    query_start_loc,
-    seq_lens,
-    max_query_len,
-    max_seq_len,
-    scale,
-    *args,
-    **kwargs,
-):
-    """One token a request, as a step of pure decode has them."""
-    return absorbed(q_nope, q_rope, up, cache, block_table, seq_lens, max_seq_len, scale)
-
-
 def absorbed(
     q_nope: torch.Tensor,
     q_rope: torch.Tensor,
@@ -156,12 +132,64 @@ def absorbed(
     max_seq_len: int,
     scale: float,
     query_start_loc: torch.Tensor | None = None,
+    decode: Callable[..., torch.Tensor] = latent_decode,
 ) -> torch.Tensor:
     """`latent_attention` with the products moved over to query and result; query_start_loc as in `latent_decode`."""
     nope_dim = q_nope.shape[-1]
     q_latent = torch.bmm(q_nope.transpose(0, 1), up[:, :nope_dim]).transpose(0, 1)
-    attended = latent_decode(q_latent, q_rope, cache, block_table, seq_lens, max_seq_len, scale, query_start_loc)
+    attended = decode(q_latent, q_rope, cache, block_table, seq_lens, max_seq_len, scale, query_start_loc)
     return torch.bmm(attended.transpose(0, 1), up[:, nope_dim:].transpose(1, 2)).transpose(0, 1)
+
+
+@op
+def latent_decode_attention(
+    q: torch.Tensor,
+    latent: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    up: torch.Tensor,
+    cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    max_seq_len: int,
+    scale: float,
+    interleaved: bool,
+) -> torch.Tensor:
+    """`latent_rope_write` then `latent_attention`, absorbed, for a step in which every request has one token.
+
+    The arguments are those of the two. A row with seq_len 0 (graph padding) writes nothing; its output is unspecified but
+    finite. Returns [requests, num_heads, value_dim].
+    """
+    write, rotary_dim = latent_rope_write.reference, cos_sin.shape[-1]
+    q_rope = write(q, latent, positions, cos_sin, norm_weight, eps, cache, slot_mapping, interleaved)
+    q_nope, decode = q[..., :-rotary_dim], latent_decode.reference
+    return absorbed(q_nope, q_rope, up, cache, block_table, seq_lens, max_seq_len, scale, decode=decode)
+
+
+@latent_decode_attention.register("composed")
+def latent_decode_attention_composed(
+    q,
+    latent,
+    positions,
+    cos_sin,
+    norm_weight,
+    eps,
+    up,
+    cache,
+    slot_mapping,
+    block_table,
+    seq_lens,
+    max_seq_len,
+    scale,
+    interleaved,
+):
+    """One operator after the other, each by its fastest provider."""
+    q_rope = latent_rope_write(q, latent, positions, cos_sin, norm_weight, eps, cache, slot_mapping, interleaved)
+    q_nope = q[..., : -cos_sin.shape[-1]]
+    return absorbed(q_nope, q_rope, up, cache, block_table, seq_lens, max_seq_len, scale)
 
 
 def _setup(rng: torch.Generator, dtype: torch.dtype, device: str, seq_lens: tuple[int, ...], width: int):
@@ -220,8 +248,25 @@ def _attention_inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
         )  # fmt: skip
 
 
+def _step_inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
+    for heads, rank, rope_dim in _SHAPES:
+        seq_lens = (1, 70, 260)
+        cache, table, lens = _setup(rng, dtype, device, seq_lens, rank + rope_dim)
+        q = (2 * torch.randn(3, heads, 24 + rope_dim, generator=rng)).to(device, dtype)
+        latent = torch.randn(3, rank + rope_dim, generator=rng).to(device, dtype)
+        positions = lens.long() - 1
+        angles = torch.rand(260, rope_dim // 2, generator=rng) * 6
+        cos_sin = torch.cat((angles.cos(), angles.sin()), -1).to(device)
+        norm = (1 + 0.1 * torch.randn(rank, generator=rng)).to(device, dtype)
+        up = (torch.randn(heads, 24 + 40, rank, generator=rng) / rank**0.5).to(device, dtype)
+        slots = table.long().gather(1, positions[:, None] // 16)[:, 0] * 16 + positions % 16
+        scale = (24 + rope_dim) ** -0.5
+        yield q, latent, positions, cos_sin, norm, 1e-6, up, cache, slots, table, lens, max(seq_lens), scale, True
+
+
 latent_rope_write.inputs = _write_inputs
 latent_decode.inputs = _decode_inputs
 latent_attention.inputs = _attention_inputs
+latent_decode_attention.inputs = _step_inputs
 # Absorbed, another intermediate is rounded to 16 bits.
-latent_attention.tolerance[torch.bfloat16] = (5e-2, 5e-2)
+latent_attention.tolerance[torch.bfloat16] = latent_decode_attention.tolerance[torch.bfloat16] = (5e-2, 5e-2)

@@ -25,6 +25,63 @@ _PROGRAMS = 264
 
 
 @triton.jit
+def write_or_rotate(
+    token,
+    part,
+    q,
+    latent,
+    positions,
+    cos_sin,
+    norm,
+    cache,
+    slot_mapping,
+    q_out,
+    eps,
+    q_stride,
+    q_head_stride,
+    q_offset,
+    latent_stride,
+    NUM_HEADS: tl.constexpr,
+    RANK: tl.constexpr,
+    PADDED_RANK: tl.constexpr,
+    ROPE_DIM: tl.constexpr,
+    PADDED_ROPE: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+):
+    """Part 0: write the token's latent and key. Part 1 + n: rotate its n-th block of BLOCK_H heads."""
+    token = token.to(tl.int64)
+    d = tl.arange(0, PADDED_ROPE)
+    in_rope = d < ROPE_DIM
+    partner = rotation_partner(d, ROPE_DIM, INTERLEAVED)
+    position = tl.load(positions + token).to(tl.int64)
+    c, s = rotation(cos_sin + position * ROPE_DIM, d, ROPE_DIM, INTERLEAVED)
+    if part == 0:
+        slot = tl.load(slot_mapping + token).to(tl.int64)
+        r = tl.arange(0, PADDED_RANK)
+        row = latent + token * latent_stride
+        v = tl.load(row + r, mask=r < RANK, other=0.0).to(tl.float32)
+        rstd = tl.rsqrt(tl.sum(v * v, axis=0) / RANK + eps)
+        v = v * rstd * tl.load(norm + r, mask=r < RANK, other=0.0).to(tl.float32)
+        key = tl.load(row + RANK + d, mask=in_rope, other=0.0).to(tl.float32)
+        other = tl.load(row + RANK + partner, mask=in_rope, other=0.0).to(tl.float32)
+        key = key * c + other * s
+        place = cache + slot * (RANK + ROPE_DIM)  # blocks lie one after the other, and so do their tokens
+        tl.store(place + r, v.to(cache.dtype.element_ty), mask=r < tl.where(slot >= 0, RANK, 0))
+        tl.store(place + RANK + d, key.to(cache.dtype.element_ty), mask=d < tl.where(slot >= 0, ROPE_DIM, 0))
+    else:
+        # Names of their own: Triton would merge those of the other branch, of other shapes.
+        heads = (part - 1) * BLOCK_H + tl.arange(0, BLOCK_H)
+        inside = (heads < NUM_HEADS)[:, None] & in_rope[None, :]
+        q_rows = q + token * q_stride + heads[:, None] * q_head_stride + q_offset
+        own = tl.load(q_rows + d[None, :], mask=inside, other=0.0).to(tl.float32)
+        theirs = tl.load(q_rows + partner[None, :], mask=inside, other=0.0).to(tl.float32)
+        rotated = own * c[None, :] + theirs * s[None, :]
+        q_place = q_out + (token * NUM_HEADS + heads[:, None]) * ROPE_DIM + d[None, :]
+        tl.store(q_place, rotated.to(q_out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def _latent_rope_write_kernel(
     q,  # [tokens, NUM_HEADS, q_head_stride]: each head's last ROPE_DIM elements rotate
     latent,  # [tokens, RANK + ROPE_DIM], tokens latent_stride apart
@@ -44,7 +101,6 @@ def _latent_rope_write_kernel(
     PADDED_RANK: tl.constexpr,
     ROPE_DIM: tl.constexpr,
     PADDED_ROPE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
     BLOCK_H: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     PDL: tl.constexpr,
@@ -53,35 +109,15 @@ def _latent_rope_write_kernel(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    token = tl.program_id(0).to(tl.int64)
-    d = tl.arange(0, PADDED_ROPE)
-    in_rope = d < ROPE_DIM
-    partner = rotation_partner(d, ROPE_DIM, INTERLEAVED)
-    position = tl.load(positions + token).to(tl.int64)
-    c, s = rotation(cos_sin + position * ROPE_DIM, d, ROPE_DIM, INTERLEAVED)
-    if tl.program_id(1) == 0:
-        slot = tl.load(slot_mapping + token).to(tl.int64)
-        r = tl.arange(0, PADDED_RANK)
-        row = latent + token * latent_stride
-        v = tl.load(row + r, mask=r < RANK, other=0.0).to(tl.float32)
-        rstd = tl.rsqrt(tl.sum(v * v, axis=0) / RANK + eps)
-        v = v * rstd * tl.load(norm + r, mask=r < RANK, other=0.0).to(tl.float32)
-        key = tl.load(row + RANK + d, mask=in_rope, other=0.0).to(tl.float32)
-        other = tl.load(row + RANK + partner, mask=in_rope, other=0.0).to(tl.float32)
-        key = key * c + other * s
-        place = cache + slot * (RANK + ROPE_DIM)  # blocks lie one after the other, and so do their tokens
-        tl.store(place + r, v.to(cache.dtype.element_ty), mask=r < tl.where(slot >= 0, RANK, 0))
-        tl.store(place + RANK + d, key.to(cache.dtype.element_ty), mask=d < tl.where(slot >= 0, ROPE_DIM, 0))
-    else:
-        # Names of their own: Triton would merge those of the other branch, of other shapes.
-        heads = (tl.program_id(1) - 1) * BLOCK_H + tl.arange(0, BLOCK_H)
-        inside = (heads < NUM_HEADS)[:, None] & in_rope[None, :]
-        q_rows = q + token * q_stride + heads[:, None] * q_head_stride + q_offset
-        own = tl.load(q_rows + d[None, :], mask=inside, other=0.0).to(tl.float32)
-        theirs = tl.load(q_rows + partner[None, :], mask=inside, other=0.0).to(tl.float32)
-        rotated = own * c[None, :] + theirs * s[None, :]
-        q_place = q_out + (token * NUM_HEADS + heads[:, None]) * ROPE_DIM + d[None, :]
-        tl.store(q_place, rotated.to(q_out.dtype.element_ty), mask=inside)
+    write_or_rotate(
+        tl.program_id(0), tl.program_id(1), q, latent, positions, cos_sin, norm, cache, slot_mapping, q_out, eps, q_stride,
+        q_head_stride, q_offset, latent_stride, NUM_HEADS, RANK, PADDED_RANK, ROPE_DIM, PADDED_ROPE, BLOCK_H, INTERLEAVED,
+    )  # fmt: skip
+
+
+def heads_a_program(num_heads: int, padded_rope: int) -> int:
+    """How many to rotate: about 1 Ki elements, eight a thread of 4 warps."""
+    return min(max(1, 1024 // padded_rope), next_power_of_2(num_heads))
 
 
 def _accepts_write(q, latent, positions, cos_sin, norm_weight, eps, cache, slot_mapping, interleaved) -> bool:
@@ -115,8 +151,7 @@ def latent_rope_write_triton(
     rope_dim, rank = cos_sin.shape[1], norm_weight.shape[0]
     q_out = torch.empty(tokens, num_heads, rope_dim, dtype=q.dtype, device=q.device)
     padded_rope = next_power_of_2(rope_dim)
-    # About 1 Ki elements, eight a thread of 4 warps.
-    block_h = min(max(1, 1024 // padded_rope), next_power_of_2(num_heads))
+    block_h = heads_a_program(num_heads, padded_rope)
     launch(
         _latent_rope_write_kernel,
         (tokens, 1 + triton.cdiv(num_heads, block_h)),
@@ -138,7 +173,6 @@ def latent_rope_write_triton(
         PADDED_RANK=next_power_of_2(rank),
         ROPE_DIM=rope_dim,
         PADDED_ROPE=padded_rope,
-        BLOCK_SIZE=cache.shape[1],
         BLOCK_H=block_h,
         INTERLEAVED=interleaved,
         num_warps=4,

@@ -356,8 +356,7 @@ def _accepts(
     seq_lens_cpu=None,
 ) -> bool:
     return (
-        max_query_len > 1
-        and query_start_loc_cpu is not None
+        query_start_loc_cpu is not None
         and query_start_loc_cpu[-1] == q_nope.shape[0]
         and seq_lens_cpu is not None
         and runs_on_triton(q_nope)
