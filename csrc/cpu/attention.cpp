@@ -16,12 +16,13 @@ enum KVKind : int32_t { KV_FLOAT32 = 0, KV_FLOAT16 = 1, KV_BFLOAT16 = 2 };
 constexpr int64_t KEY_CHUNK = 64;     // keys whose scores are computed together in a prefill
 constexpr int64_t DECODE_CHUNK = 32;  // in a decode, where their floats must stay in the first-level cache
 constexpr int64_t QUERY_TOKENS = 32;  // query tokens of one unit of work in a prefill
-constexpr int64_t MAX_HEAD_DIM = 256;
+constexpr int64_t MAX_HEAD_DIM = 512;
 constexpr int64_t MAX_GROUP = 16;  // query heads that share a key head
 
-// kv_cache [blocks, 2, block_size, num_kv_heads, head_dim].
+// kv_cache [blocks, 2, block_size, num_kv_heads, head_dim], blocks block_stride elements apart.
 struct Cache {
     void* data;
+    int64_t block_stride;
     int32_t kind;
     int32_t block_size;
     int32_t num_kv_heads;
@@ -67,7 +68,7 @@ struct AttentionArgs {
 
 template <typename T>
 static T* cache_row(const Cache& c, int64_t block, int64_t which, int64_t offset, int64_t head) {
-    return (T*)c.data + (((block * 2 + which) * c.block_size + offset) * c.num_kv_heads + head) * c.head_dim;
+    return (T*)c.data + block * c.block_stride + ((which * c.block_size + offset) * c.num_kv_heads + head) * c.head_dim;
 }
 
 static void normalize_head(const float* x, int64_t dim, const float* gamma, float eps, float* out) {

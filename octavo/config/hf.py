@@ -164,9 +164,18 @@ class HFConfig:
         return bool(self.get("tie_word_embeddings", False))
 
     def for_layers(self, kind: str) -> "HFConfig":
-        """The configuration as layers of one of its `layer_types` see it: with their rotary settings, where kinds differ."""
-        stated = self.get("rope_parameters") or {}
-        return HFConfig({**self.data, "rope_parameters": stated[kind]}) if kind in stated else self
+        """The configuration as layers of one of its `layer_types` see it: with their rotary settings and heads, where kinds
+        differ."""
+        rotary = self.get("rope_parameters") or {}
+        changes = {"rope_parameters": rotary[kind]} if kind in rotary else {}
+        kinds, by_index = self.get("layer_types") or [], self.get("per_layer_config")
+        if by_index and kind in kinds:  # Gemma 4 as transformers writes it since 5.24
+            changes |= by_index.get(str(kinds.index(kind)), {})
+        elif kind == "full_attention" and self.get("global_head_dim"):  # and before
+            changes["head_dim"] = self.get("global_head_dim")
+            if self.get("attention_k_eq_v") and self.get("num_global_key_value_heads"):
+                changes["num_key_value_heads"] = self.get("num_global_key_value_heads")
+        return HFConfig({**self.data, **changes}) if changes else self
 
     @property
     def rope_parameters(self) -> dict[str, Any]:

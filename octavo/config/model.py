@@ -71,6 +71,9 @@ def context_length(text: HFConfig, *, disable_sliding_window: bool = False) -> t
     return length, why
 
 
+WINDOWED = ("sliding_attention", "chunked_attention")
+
+
 def sliding_window(text: HFConfig) -> int | None:
     """Tokens a windowed layer sees; None without one."""
     window = text.get("sliding_window")
@@ -86,17 +89,28 @@ def kv_bytes(text: HFConfig, dtype: str, num_tokens: int, max_chunk: int = 0) ->
         return num_tokens * text.num_layers * width * DTYPE_BYTES[dtype]
     if text.get("num_attention_heads") is None:  # nothing attends
         return 0
-    per_token = 2 * text.num_kv_heads * text.head_dim * DTYPE_BYTES[dtype]
-    num_windowed, window = 0, sliding_window(text)
-    if window is not None:
-        kinds = text.get("layer_types")
-        num_windowed = text.num_layers if kinds is None else sum(kind == "sliding_attention" for kind in kinds)
+    kinds = text.get("layer_types")
+    num_layers = text.num_layers - int(text.get("num_kv_shared_layers", 0))
+    window = sliding_window(text)
+    if kinds is None:
+        num_windowed = 0 if window is None else num_layers
+    else:
+        window = window or text.get("attention_chunk_size")
+        num_windowed = sum(kind in WINDOWED for kind in kinds[:num_layers]) if window else 0
+    num_full = num_layers - num_windowed
+    full, windowed = (
+        2 * part.num_kv_heads * part.head_dim * DTYPE_BYTES[dtype]
+        for part in (text.for_layers("full_attention"), text.for_layers("sliding_attention"))
+    )
     windowed_tokens = min(num_tokens, window + max_chunk) if window is not None else 0
-    num_full = text.num_layers - num_windowed
-    if num_full and num_windowed:  # groups are of equal size, see `make_kv_groups`
-        size = min(num_full, num_windowed)
-        num_full, num_windowed = -(-num_full // size) * size, -(-num_windowed // size) * size
-    return per_token * (num_tokens * num_full + windowed_tokens * num_windowed)
+    if not (num_full and num_windowed):
+        return full * num_tokens * num_full + windowed * windowed_tokens * num_windowed
+    # Groups are of equal size and pages of the larger one, see `make_kv_groups`.
+    page = max(full, windowed)
+    num_full, num_windowed = -(-num_full // (page // full)), -(-num_windowed // (page // windowed))
+    size = min(num_full, num_windowed)
+    num_full, num_windowed = -(-num_full // size) * size, -(-num_windowed // size) * size
+    return page * (num_tokens * num_full + windowed_tokens * num_windowed)
 
 
 def longest_fitting(text: HFConfig, dtype: str, limit: int, room: int, block_size: int) -> int:

@@ -6,6 +6,8 @@ buffers, and belongs to one group at a time.
 
         buffer 0        buffer 1        ...  buffer (group_size - 1)
         [page][page]..  [page][page]..       [page][page]..         page index = block id
+
+The largest spec sets the size of a buffer's page. Of smaller ones as many layers share it as have room.
 """
 
 import msgspec
@@ -88,7 +90,7 @@ def max_blocks_held(spec: KVSpec, num_tokens: int, max_chunk: int) -> int:
 
 
 class KVGroup(msgspec.Struct, frozen=True):
-    """Layers that share a block table. `layer_names[i]` keeps its pages in buffer i."""
+    """Layers that share a block table. They fill the buffers in order, see `KVCacheConfig.place`."""
 
     layer_names: list[str]
     spec: KVSpec
@@ -103,12 +105,18 @@ class KVCacheConfig(msgspec.Struct, frozen=True):
 
     @property
     def group_size(self) -> int:
-        """Number of buffers: the layers of the largest group."""
-        return max((len(g.layer_names) for g in self.groups), default=0)
+        """Number of buffers: those that the layers of the largest group take."""
+        return max((self.place(g, len(g.layer_names) - 1)[0] + 1 for g in self.groups if g.layer_names), default=0)
 
     @property
     def page_bytes(self) -> int:
-        return self.groups[0].spec.page_bytes if self.groups else 0
+        """Bytes of one buffer's share of one block."""
+        return max((g.spec.page_bytes for g in self.groups), default=0)
+
+    def place(self, group: KVGroup, layer: int) -> tuple[int, int]:
+        """Where the pages of a group's layer lie: the buffer, and the byte of its pages at which they begin."""
+        buffer, part = divmod(layer, self.page_bytes // group.spec.page_bytes)
+        return buffer, part * group.spec.page_bytes
 
     @property
     def block_bytes(self) -> int:
@@ -121,26 +129,24 @@ class KVCacheConfig(msgspec.Struct, frozen=True):
 
 
 def make_kv_groups(specs: dict[str, KVSpec]) -> list[KVGroup]:
-    """Cut the layers into groups of equal specs and about equal size.
+    """Cut the layers into groups of equal specs that fill about equally many buffers.
 
-    The group size is the smallest number of layers of any one spec, so that a model with 5 sliding layers for each full
-    one gets five sliding groups and one full group and wastes at most one page a group. All specs must have equal page
-    bytes (they share a pool): a spec that differs raises ValueError with both sizes. Groups of cross-attention come last:
-    those before them grow with a request's tokens.
+    A group takes as many buffers as the layers of that spec which needs fewest, so that a model with 5 sliding layers for
+    each full one gets five sliding groups and one full group and wastes at most one page a group. Groups of
+    cross-attention come last: those before them grow with a request's tokens.
     """
     by_spec: dict[KVSpec, list[str]] = {}
     for name, spec in specs.items():
         by_spec.setdefault(spec, []).append(name)
-    sizes = {spec.page_bytes for spec in by_spec}
-    if len(sizes) > 1:
-        raise ValueError(f"layers keep pages of different byte sizes {sorted(sizes)}; one block pool needs equal ones")
     if not by_spec:
         return []
-    size = min(len(names) for names in by_spec.values())
+    page_bytes = max(spec.page_bytes for spec in by_spec)
+    per_buffer = {spec: page_bytes // spec.page_bytes for spec in by_spec}
+    size = min(-(-len(names) // per_buffer[spec]) for spec, names in by_spec.items())
     groups = []
     for spec, names in sorted(by_spec.items(), key=lambda item: isinstance(item[0], CrossAttentionSpec)):
-        # Spread the remainder: ceil(len / size) groups whose sizes differ by at most one would leave pages of the larger
-        # buffers unused, so fill groups to `size` and leave the slack in the last one.
-        for start in range(0, len(names), size):
-            groups.append(KVGroup(names[start : start + size], spec))
+        # Spread the remainder: groups whose sizes differ by at most one would leave pages of the larger buffers unused, so
+        # fill groups and leave the slack in the last one.
+        count = size * per_buffer[spec]
+        groups += [KVGroup(names[start : start + count], spec) for start in range(0, len(names), count)]
     return groups

@@ -288,9 +288,11 @@ class Worker:
         for index, group in enumerate(kv.groups):
             spec = group.spec
             dtype = torch.float8_e4m3fn if spec.dtype == "fp8_e4m3" else getattr(torch, spec.dtype)
-            for buffer, name in zip(buffers, group.layer_names, strict=False):
+            for i, name in enumerate(group.layer_names):
+                buffer, start = kv.place(group, i)
+                pages = buffers[buffer].view(kv.num_blocks, kv.page_bytes)[:, start : start + spec.page_bytes]
                 layers[name].group = index
-                layers[name].kv_cache = buffer.view(dtype).view(kv.num_blocks, *spec.page_shape)
+                layers[name].kv_cache = pages.view(dtype).unflatten(1, spec.page_shape)
 
     @torch.inference_mode()
     def initialize_kv_cache(self, kv: KVCacheConfig) -> None:

@@ -172,7 +172,7 @@ def _inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
         (8, 8, 64, 16, (2, 1), (20, 31), {"distance_bias": (8,)}),
         (6, 3, 64, 16, (17, 1, 1), (20, 31, 5), {"distance_bias": (6, 13)}),
         (8, 2, 64, 16, (1, 17, 5), (70, 17, 100), {"fp8": True}),
-        (4, 2, 64, 16, (1, 0, 17, 0, 1, 0), (5, 0, 40, 0, 33, 0), {"apart": True}),
+        (4, 2, 512, 16, (1, 0, 17, 0, 1, 0), (5, 0, 40, 0, 33, 0), {"apart": True}),
     ):
         num_blocks = sum(-(-n // block_size) for n in seq_lens) + 1
         cache_dtype = torch.float8_e4m3fn if "fp8" in kwargs else dtype

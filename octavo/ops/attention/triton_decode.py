@@ -421,7 +421,7 @@ def choose(num_requests: int, num_heads: int, num_kv_heads: int, padded_dim: int
     pairs = num_requests * num_kv_heads
     # A tile of 64 keys of 128 two-byte values is 16 kB; wider heads and elements get fewer keys and stages.
     wide = padded_dim * element_size > 256
-    tile, num_stages = (32, 2) if wide else (64, 3)
+    tile, num_stages = (16 if padded_dim * element_size > 1024 else 32, 2) if wide else (64, 3)
     wanted_splits = min(_MAX_SPLITS, max(1, 256 // pairs))
     if pairs <= 16:
         return DecodeConfig(tile, num_stages, wanted_splits, tile, _LONG_SPLIT, preload=True)

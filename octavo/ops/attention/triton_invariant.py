@@ -257,7 +257,7 @@ def _shape(q: torch.Tensor, padded_group: int, padded_dim: int) -> tuple[int, in
         # float32 products run on the CUDA cores, operands in registers: larger tiles spill.
         rows, tile, stages, warps = 16, 16, 2, 4
     elif padded_dim > 128:
-        rows, tile, stages, warps = 64, 32, 2, 8
+        rows, tile, stages, warps = 64, 16 if padded_dim > 256 else 32, 2, 8
     else:
         # 64 rows are what the matrix instruction of a warp group takes.
         rows, tile, stages, warps = 64, 64, 3, 4

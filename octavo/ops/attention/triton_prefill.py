@@ -232,6 +232,9 @@ def launch_prefill(
         if q.element_size() > 2:
             # float32 products run on the CUDA cores, operands in registers: larger tiles spill.
             shape = (16, 16, 2, 4)
+        elif padded_dim > 256:
+            # 64 kB of queries and two stages of 32 kB.
+            shape = (64, 16, 2, 8)
         elif padded_dim > 128:
             shape = (64, 32, 2, 4)
         else:

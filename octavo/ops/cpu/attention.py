@@ -10,7 +10,7 @@ from octavo.ops.cpu.structs import AttentionArgs, Cache, RopeArgs
 from octavo.ops.rope import qkv_rope_write
 
 KV_KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-MAX_HEAD_DIM = 256  # attention.cpp
+MAX_HEAD_DIM = 512  # attention.cpp
 MAX_GROUP = 16  # query heads on one key head
 
 
@@ -24,7 +24,7 @@ def _takes_cache(kv_cache: torch.Tensor, num_heads: int) -> bool:
     return (
         kv_cache.dtype in KV_KINDS
         and not kv_cache.is_cuda
-        and kv_cache.is_contiguous()
+        and kv_cache[0].is_contiguous()
         and head_dim <= MAX_HEAD_DIM
         and head_dim % runtime().lanes == 0
         and num_heads <= MAX_GROUP * num_kv_heads
@@ -33,7 +33,7 @@ def _takes_cache(kv_cache: torch.Tensor, num_heads: int) -> bool:
 
 def _cache(kv_cache: torch.Tensor) -> Cache:
     _, _, block_size, num_kv_heads, head_dim = kv_cache.shape
-    return Cache(kv_cache.data_ptr(), KV_KINDS[kv_cache.dtype], block_size, num_kv_heads, head_dim)
+    return Cache(kv_cache.data_ptr(), kv_cache.stride(0), KV_KINDS[kv_cache.dtype], block_size, num_kv_heads, head_dim)
 
 
 def _pointer(tensor: torch.Tensor | None) -> int | None:

@@ -69,6 +69,7 @@ class Cache(ctypes.Structure):
 
     _fields_ = [
         ("data", c_void_p),
+        ("block_stride", c_int64),
         ("kind", c_int32),
         ("block_size", c_int32),
         ("num_kv_heads", c_int32),
