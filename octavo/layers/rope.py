@@ -86,7 +86,11 @@ class Rope(nn.Module):
         """
         p = config.rope_parameters
         if dim is None:
-            dim = int(config.head_dim * p["partial_rotary_factor"])
+            dim = (
+                config.head_dim
+                if p["rope_type"] == "proportional"
+                else int(config.head_dim * p["partial_rotary_factor"])
+            )
         trained = config.max_position_embeddings or 2048
         length = max(max_position or 0, trained)
         # A model made for millions of tokens (Llama 4) has a table of gigabytes; only what is served is made.
@@ -107,6 +111,9 @@ class Rope(nn.Module):
             return inv_freq, 1.0
         if kind == "linear":
             return inv_freq / p["factor"], 1.0
+        if kind == "proportional":  # Gemma 4: the slowest of all angles stand still
+            inv_freq[int(p["partial_rotary_factor"] * dim // 2) :] = 0
+            return inv_freq / p.get("factor", 1.0), 1.0
         if kind == "llama3":
             return _llama3(inv_freq, p), 1.0
         if kind == "yarn":
@@ -121,7 +128,7 @@ class Rope(nn.Module):
         if kind == "longrope":
             return Rope._longrope(p, inv_freq, length), _longrope_factor(p, trained)
         raise ConfigError(
-            f"config.json has rope_type={kind!r}; supported are default, linear, llama3, yarn, dynamic, longrope."
+            f"config.json has rope_type={kind!r}; supported are default, linear, proportional, llama3, yarn, dynamic, longrope."
         )
 
     @staticmethod

@@ -29,7 +29,9 @@ class SandwichLayer(LlamaLayer):
         attended = self.self_attn(positions, x, self.input_layernorm, None, 1.0)
         if self.is_last:
             x, attended = keep_output_rows(x), keep_output_rows(attended)
-        x = self.post_attention_layernorm(attended, x)
+        return self.feed_forward(self.post_attention_layernorm(attended, x))
+
+    def feed_forward(self, x):
         return self.post_feedforward_layernorm(self.mlp(x, self.pre_feedforward_layernorm), x)
 
 

@@ -131,12 +131,13 @@ class LlamaModel(nn.Module):
 class LlamaForCausalLM(CausalLM):
     packing = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
     layer_class: type[nn.Module] = LlamaLayer
+    model_class: type[LlamaModel] = LlamaModel
     expert_names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")  # in mixtures' checkpoints
 
     def __init__(self, cfg: HFConfig):
         super().__init__()
         self.packing = {**self.packing, **expert_packing(cfg.num_experts, *self.expert_names)}
-        self.model = LlamaModel(cfg, self.layer_class, self.layer_ropes(cfg))
+        self.model = self.model_class(cfg, self.layer_class, self.layer_ropes(cfg))
         self.given_embeds_scale = self.model.embed_tokens.scale
         self.lm_head = LMHead(
             cfg.hidden_size,

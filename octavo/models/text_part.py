@@ -4,7 +4,10 @@ from octavo.config.hf import HFConfig
 from octavo.layers.causal_lm import CausalLM
 
 _DECODER_NAMES = {r"^language_model\.(?=model\.|lm_head\.)": "", r"^model\.language_model\.": "model."}
-_OTHER_PARTS = r"^(model\.)?(vision_tower|vision_model|multi_modal_projector|visual|mtp)\."
+_OTHER_PARTS = (
+    r"^(model\.)?(vision_tower|vision_model|vision_embedder|embed_vision|audio_tower|embed_audio|multi_modal_projector|"
+    r"visual|mtp)\."
+)
 
 
 def text_part(decoder: type[CausalLM]) -> type[CausalLM]:

@@ -370,10 +370,6 @@ def _discover_layers(config: Any, architecture: str) -> tuple[dict[int, PagedAtt
             f"{architecture} mixes tokens in layers {sorted(expected)}, of which {sorted(known)} attend through "
             "transformers' interface or keep states in its cache; the transformers backend needs all."
         )
-    if len({layer.num_kv_heads * layer.head_dim for layer in recorder.layers.values()}) > 1:
-        raise ConfigError(
-            f"{architecture} keeps keys of different sizes in different layers, and one pool holds one size."
-        )
     return {i: recorder.layers[i] for i in sorted(recorder.layers)}, recurrent
 
 

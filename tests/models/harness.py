@@ -42,7 +42,7 @@ def random_checkpoint(
         else:
             parameter.data *= 3
     for name, buffer in model.named_buffers():
-        if name.endswith(("e_score_correction_bias", "final_logits_bias")):
+        if name.endswith(("e_score_correction_bias", "final_logits_bias", "layer_scalar")):
             buffer += 0.1 * torch.randn_like(buffer)
     model.save_pretrained(folder)
     return model

@@ -11,7 +11,7 @@ import transformers
 from octavo.config.hf import HFConfig
 from octavo.models.registry import TEXT_PARTS
 from tests.models.harness import check_engine
-from tests.models.table import GATED_DELTA, LLAMA4
+from tests.models.table import GATED_DELTA, GEMMA4, LLAMA4
 from tests.models.tiny import tiny_config
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -30,9 +30,12 @@ LLAMA4_VISION = {
     "projector_input_dim": 32,
     "projector_output_dim": 32,
 }
+GEMMA4_VISION = {**VISION, "num_key_value_heads": 2, "head_dim": 16, "patch_size": 14}
 QWEN_VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
 PARTS = {
     "Gemma3ForConditionalGeneration": ("gemma3", "gemma3_text", {}, {**VISION, "patch_size": 14}),
+    "Gemma4ForConditionalGeneration": ("gemma4", "gemma4_text", GEMMA4, GEMMA4_VISION),
+    "Gemma4UnifiedForConditionalGeneration": ("gemma4_unified", "gemma4_unified_text", GEMMA4, {"mm_embed_dim": 32}),
     "Llama4ForConditionalGeneration": ("llama4", "llama4_text", LLAMA4, LLAMA4_VISION),
     "Mistral3ForConditionalGeneration": ("mistral3", "ministral3", {}, {**VISION, "patch_size": 14, "head_dim": 16}),
     "Qwen3_5ForConditionalGeneration": ("qwen3_5", "qwen3_5_text", GATED_DELTA, QWEN_VISION),

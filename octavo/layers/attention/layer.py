@@ -137,6 +137,25 @@ class PagedAttention(nn.Module):
             out = self._attend(q, distance_bias)
         return out.flatten(1)
 
+    def read(self, q: torch.Tensor, positions: torch.Tensor, rope: Rope, q_norm: RMSNorm) -> torch.Tensor:
+        """For layers that keep nothing and attend to what this one wrote: q [tokens, num_heads * head_dim], and returned."""
+        no_keys = self.kv_cache[..., :0, :]
+        slots = self.step_context().groups[self.group].slot_mapping
+        q = qkv_rope_write(
+            q,
+            positions,
+            rope.cos_sin,
+            no_keys,
+            slots,
+            self.num_heads,
+            0,
+            q_norm.weight,
+            None,
+            q_norm.eps,
+            rope.interleaved,
+        )
+        return self._attend(q, self.distance_bias).flatten(1)
+
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """For models that rotate by themselves: q [tokens, num_heads, head_dim], k and v [tokens, num_kv_heads, head_dim].
 
