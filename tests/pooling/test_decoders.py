@@ -34,6 +34,7 @@ def test_hidden_states_of_a_bare_model_equal(pooling, options, tmp_path):
         str(tmp_path),
         skip_tokenizer_init=True,
         dtype="float32",
+        block_size=16,
         pooler_config={"pooling_type": pooling.upper()},
         **options,
     ) as llm:
