@@ -162,12 +162,13 @@ def _merges_from_scores(tokens: list[str], scores: list[float], types: list[int]
     for token_id, token in enumerate(tokens):
         if types is None or types[token_id] in (TokenType.NORMAL, TokenType.USER_DEFINED):
             pieces.setdefault(token, token_id)
-    ranked: list[tuple[float, int, int, str, str]] = []
-    for token, token_id in pieces.items():
-        for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            if left in pieces and right in pieces:
-                ranked.append((-scores[token_id], pieces[left], pieces[right], left, right))
+    find = pieces.get
+    ranked = [
+        (-scores[token_id], left_id, right_id, token[:cut], token[cut:])
+        for token, token_id in pieces.items()
+        for cut in range(1, len(token))
+        if (right_id := find(token[cut:])) is not None and (left_id := find(token[:cut])) is not None
+    ]
     ranked.sort()
     return [(left, right) for *_, left, right in ranked]
 
