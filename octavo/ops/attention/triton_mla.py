@@ -256,7 +256,6 @@ def _latent_decode_kernel(
     num_splits = tl.num_programs(0)
     if PDL:
         gdc_launch_dependents()
-        gdc_wait()
     WIDTH: tl.constexpr = RANK + ROPE_DIM
     VALUE_BLOCKS: tl.constexpr = (RANK + VALUES - 1) // VALUES
     head_block = part // VALUE_BLOCKS
@@ -270,6 +269,8 @@ def _latent_decode_kernel(
     per_split = tl.maximum(tl.cdiv(per_split, TILE) * TILE, TILE)
     used_splits = tl.maximum(tl.cdiv(seq_len, per_split), 1)
     if split < used_splits:
+        if PDL:
+            gdc_wait()
         low = split * per_split
         high = tl.minimum(low + per_split, seq_len)
         row = token.to(tl.int64)
