@@ -26,7 +26,7 @@ def run(model, ids):
         return model(input_ids=torch.tensor([ids]))
 
 
-@pytest.mark.parametrize("options", [{}, CHUNKS], ids=["whole", "chunks"])
+@pytest.mark.parametrize("options", [{"block_size": 16}, CHUNKS], ids=["whole", "chunks"])
 @pytest.mark.parametrize("pooling", ["last", "mean", "cls"])
 def test_hidden_states_of_a_bare_model_equal(pooling, options, tmp_path):
     oracle = write(config_of("qwen3", head_dim=8), tmp_path, "AutoModel")
@@ -34,7 +34,6 @@ def test_hidden_states_of_a_bare_model_equal(pooling, options, tmp_path):
         str(tmp_path),
         skip_tokenizer_init=True,
         dtype="float32",
-        block_size=16,
         pooler_config={"pooling_type": pooling.upper()},
         **options,
     ) as llm:
@@ -51,7 +50,7 @@ def test_hidden_states_of_a_bare_model_equal(pooling, options, tmp_path):
     assert (again[3].num_cached_tokens > 0) is (pooling == "last")
 
 
-@pytest.mark.parametrize("options", [{}, CHUNKS], ids=["whole", "chunks"])
+@pytest.mark.parametrize("options", [{"block_size": 16}, CHUNKS], ids=["whole", "chunks"])
 @pytest.mark.parametrize(("model_type", "num_labels"), [("llama", 3), ("qwen2", 1), ("gemma", 2)])
 def test_classes_equal(model_type, num_labels, options, tmp_path):
     config = config_of(model_type, num_labels=num_labels, head_dim=8, hidden_activation="gelu_pytorch_tanh")
