@@ -1,6 +1,7 @@
 // From GGUF's blocks to packed tiles (packed.h): every integer and every scale is kept, nothing is rounded again except the
 // product of a K format's two scales, to half precision. From plain numbers too, which are rounded here.
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -251,13 +252,13 @@ static float find_gain(const PackArgs& args, const Team& team) {
     for (int64_t i = first; i < last; i++) {
         f.decode_scales(args.blocks + i * f.block_bytes, decoded);
         for (int j = 0; j < 16; j++) {
-            largest = std::fmax(largest, std::fabs(decoded.scales[j]));
-            largest = std::fmax(largest, std::fabs(decoded.minima[j]));
+            largest = std::max(largest, std::fabs(decoded.scales[j]));
+            largest = std::max(largest, std::fabs(decoded.minima[j]));
         }
     }
     args.largest[team.index] = largest;
     team.sync();
-    for (int i = 0; i < team.count; i++) largest = std::fmax(largest, args.largest[i]);
+    for (int i = 0; i < team.count; i++) largest = std::max(largest, args.largest[i]);
     if (largest == 0 || !std::isfinite(largest)) return 1.0f;
     return std::exp2(float(std::ilogb(largest) - 14));
 }

@@ -82,7 +82,7 @@ def open_gguf_tensors(paths: Sequence[Path]) -> Iterator[GGUFTensor]:
     Tensors with rope settings are passed over (gguf_metadata.py reads them); tensors of unknown name are warned about,
     all in one line, and passed over too.
     """
-    parts = [open_gguf(path) for path in paths]
+    parts = [open_gguf(path, vocabulary=False) for path in paths]
     first = parts[0]
     family = family_of(first.architecture, num_experts=first.get("expert_count", 0))
     heads = {"attn_q": 0, "attn_k": 0}

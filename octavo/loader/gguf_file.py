@@ -111,17 +111,18 @@ class GGUFFile:
         return value
 
 
-def open_gguf(path: str | Path) -> GGUFFile:
+def open_gguf(path: str | Path, vocabulary: bool = True) -> GGUFFile:
     """Map one GGUF file and parse its header; LoadError when it is missing, truncated or not GGUF.
 
-    Config, tokenizer and loader all ask for it, and a vocabulary takes a while to parse: an unchanged file is parsed once.
+    Config and tokenizer both ask for it, and a vocabulary takes a while to parse: an unchanged file is parsed once. Without
+    `vocabulary` lists of strings are passed over, and the metadata lacks them.
     """
     path = Path(path)
     try:
         stat = path.stat()
     except OSError:
-        return _open_gguf(path, 0, 0)  # which says what is wrong
-    return _open_gguf(path, stat.st_size, stat.st_mtime_ns)
+        return _open_gguf(path, 0, 0, vocabulary)  # which says what is wrong
+    return _open_gguf(path, stat.st_size, stat.st_mtime_ns, vocabulary)
 
 
 def forget_gguf() -> None:
@@ -130,7 +131,7 @@ def forget_gguf() -> None:
 
 
 @functools.lru_cache(maxsize=16)
-def _open_gguf(path: Path, size: int, changed: int) -> GGUFFile:
+def _open_gguf(path: Path, size: int, changed: int, vocabulary: bool) -> GGUFFile:
     try:
         with open(path, "rb") as file:
             # Copy-on-write: torch wants writable memory, and nothing we do reaches the file.
@@ -139,7 +140,7 @@ def _open_gguf(path: Path, size: int, changed: int) -> GGUFFile:
         raise LoadError(f"{path} does not exist.") from None
     except (OSError, ValueError) as error:
         raise LoadError(f"{path} cannot be read: {error}.") from None
-    return _HeaderReader(path, data).read()
+    return _HeaderReader(path, data, vocabulary).read()
 
 
 def open_gguf_parts(path: str | Path) -> list[GGUFFile]:
@@ -175,8 +176,9 @@ def read_gguf_metadata(path: str | Path) -> dict[str, Any]:
 class _HeaderReader:
     """Cursor over the mapped bytes. Every length is checked against the file before it is used."""
 
-    def __init__(self, path: Path, data: mmap.mmap):
+    def __init__(self, path: Path, data: mmap.mmap, vocabulary: bool):
         self.path = path
+        self.vocabulary = vocabulary
         self.data = data
         self.size = len(data)
         self.position = 0
@@ -197,7 +199,8 @@ class _HeaderReader:
             value = self._value(self._scalar("I"))
             if key in metadata:
                 raise LoadError(f"{self.path} has the metadata key {key!r} twice.")
-            metadata[key] = value
+            if value is not None:
+                metadata[key] = value
         tensors = self._tensor_infos(num_tensors, int(metadata.get("general.alignment", DEFAULT_ALIGNMENT)))
         return GGUFFile(self.path, version, metadata, tensors, self.data)
 
@@ -268,10 +271,13 @@ class _HeaderReader:
             raise LoadError(f"{self.path} is damaged: unknown metadata value type {type_id}.")
         return self._scalar(_SCALARS[type_id])
 
-    def _array(self, depth: int) -> list[Any]:
+    def _array(self, depth: int) -> list[Any] | None:
         element_type, count = self._scalar("I"), self._scalar("Q")
         if element_type == _TYPE_STRING:
-            return self._strings(count)
+            if self.vocabulary:
+                return self._strings(count)
+            self._skip_strings(count)
+            return None
         if element_type == _TYPE_ARRAY:
             return [self._value(_TYPE_ARRAY, depth + 1) for _ in range(count)]
         if element_type not in _SCALARS:
@@ -283,6 +289,15 @@ class _HeaderReader:
         if sys.byteorder == "big":
             numbers.byteswap()
         return [bool(n) for n in numbers] if element_type == _TYPE_BOOL else numbers.tolist()
+
+    def _skip_strings(self, count: int) -> None:
+        data, position, read_length = self.data, self.position, struct.Struct("<Q").unpack_from
+        try:
+            for _ in range(count):
+                position += 8 + read_length(data, position)[0]
+        except (struct.error, OverflowError):
+            position = self.size + 1
+        self._advance(position - self.position)  # raises where they go past the end
 
     def _strings(self, count: int) -> list[str]:
         """An array of strings. Vocabularies have hundreds of thousands, so this loop is kept flat."""

@@ -82,13 +82,22 @@ def test_type_sizes_equal_the_reference():
         assert gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(type_id)] == (values, size)
 
 
-def test_every_truncation_is_one_line_with_the_path(small, tmp_path):
+def test_lists_of_strings_can_be_passed_over(small):
+    whole, bare = open_gguf(small), open_gguf(small, vocabulary=False)
+    assert bare.tensors == whole.tensors
+    left_out = [key for key, value in whole.metadata.items() if isinstance(value, list) and isinstance(value[0], str)]
+    assert left_out
+    assert bare.metadata == {key: value for key, value in whole.metadata.items() if key not in left_out}
+
+
+@pytest.mark.parametrize("vocabulary", [True, False])
+def test_every_truncation_is_one_line_with_the_path(small, tmp_path, vocabulary):
     content = small.read_bytes()
     cut = tmp_path / "cut.gguf"
     for length in [*range(200), *range(200, len(content), 97), len(content) - 32]:
         cut.write_bytes(content[:length])
         with pytest.raises(LoadError, match=r"cut\.gguf") as caught:
-            open_gguf(cut)
+            open_gguf(cut, vocabulary)
         assert "\n" not in str(caught.value)
 
 
