@@ -1,5 +1,7 @@
 """The feed-forward networks of decoders."""
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -43,7 +45,7 @@ class MLP(nn.Module):
         super().__init__()
         self.up_proj = Linear(hidden_size, intermediate_size, bias)
         self.down_proj = RowLinear(intermediate_size, hidden_size, bias)
-        self.activation = GATES[activation]
+        self.activation: Callable[[torch.Tensor], torch.Tensor] = GATES[activation]
 
     def forward(
         self,

@@ -31,13 +31,14 @@ class UnitNorm(RMSNorm):
 
 
 class LayerNorm(nn.Module):
-    """Normalisation to mean 0 and variance 1, then a weight and, unless `bias` is off, a bias (Ba et al. 2016)."""
+    """Normalisation to mean 0 and variance 1, then a weight and a bias (Ba et al. 2016), unless they are off."""
 
-    def __init__(self, size: int, eps: float = 1e-5, bias: bool = True):
+    def __init__(self, size: int, eps: float = 1e-5, bias: bool = True, weight: bool = True):
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
+        self.size = size
+        self.weight = nn.Parameter(torch.empty(size), requires_grad=False) if weight else None
         self.bias = nn.Parameter(torch.empty(size), requires_grad=False) if bias else None
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        return nn.functional.layer_norm(x, (self.size,), self.weight, self.bias, self.eps)

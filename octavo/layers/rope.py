@@ -5,13 +5,14 @@ transformers' to float32.
 """
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from octavo.config.hf import HFConfig
 from octavo.errors import ConfigError
+from octavo.ops.rope import apply_rope
 
 
 def _inverse_frequencies(base: float, dim: int) -> torch.Tensor:
@@ -76,6 +77,10 @@ class Rope(nn.Module):
         self.register_buffer("cos_sin", cos_sin, persistent=False)
         self.interleaved = interleaved
 
+    def rotate(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """For models that go on with what is rotated: x [tokens, heads, head_dim]."""
+        return apply_rope(x, cast(torch.Tensor, self.cos_sin)[positions], self.interleaved)
+
     @classmethod
     def of(
         cls, config: HFConfig, max_position: int | None = None, interleaved: bool = False, dim: int | None = None
@@ -118,6 +123,8 @@ class Rope(nn.Module):
             return _llama3(inv_freq, p), 1.0
         if kind == "yarn":
             return _yarn(base, dim, p, trained)
+        if kind == "dynamic" and p.get("alpha"):  # Hunyuan: not dynamic, a base of its own
+            return _inverse_frequencies(base * p["alpha"] ** (dim / (dim - 2)), dim), 1.0
         if kind == "dynamic":
             # Dynamic NTK changes the base with the running length, which would invalidate cached keys: the base for the
             # longest admitted context is used throughout, which is exact up to the trained length.

@@ -2,6 +2,7 @@
 
 Gemma 2     also normalises what attention and MLP give, before it is added; bounds scores and logits by soft caps; every
             other layer sees a window
+VaultGemma  normalises what they read alone, as Gemma 1
 Gemma 3     normalises query and key heads in place of the caps; windowed layers rotate by a base of their own
 """
 
@@ -69,13 +70,18 @@ class GemmaForCausalLM(LlamaForCausalLM):
 
 
 class Gemma2ForCausalLM(GemmaForCausalLM):
-    layer_class = SandwichLayer
+    layer_class: type[LlamaLayer] = SandwichLayer
 
     @staticmethod
     def read(cfg: HFConfig) -> HFConfig:
         pattern = ["sliding_attention", "full_attention"] * cfg.num_layers
         kinds = cfg.get("layer_types", pattern[: cfg.num_layers])
         return HFConfig({**GemmaForCausalLM.read(cfg).data, "layer_types": kinds})
+
+
+class VaultGemmaForCausalLM(Gemma2ForCausalLM):
+    layer_class = LlamaLayer
+    renames = {r"\.pre_feedforward_layernorm\.": ".post_attention_layernorm."}
 
 
 class Gemma3ForCausalLM(GemmaForCausalLM):

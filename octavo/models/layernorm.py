@@ -1,6 +1,6 @@
-"""Decoders with LayerNorm: what they share, and Bloom, Falcon, MPT, StableLM, StarCoder2 (more in `gpt.py`, `cohere.py`).
+"""Decoders with LayerNorm: what they share, and Bloom, Falcon, MPT, OLMo 1, StableLM, StarCoder2.
 
-One layer with switches, set by a family's `Style` and its configuration:
+More are in `gpt.py` and `cohere.py`. One layer with switches, set by a family's `Style` and its configuration:
 
     parallel           attention and MLP read the same x: Falcon, GPT-J, GPT-NeoX, Phi, Cohere, some StableLM
     num_norms          1: the MLP shares attention's norm
@@ -40,6 +40,8 @@ class Style:
     output_bias: bool | None = None  # of o_proj, where it differs
     head_bias: bool = False
     norm_bias: bool = True
+    norm_weight: bool = True
+    bound: float | None = None  # of what is projected to queries, keys and values
     parallel: bool = False
     num_norms: int = 2
     positions: str = "rotary"
@@ -69,14 +71,16 @@ class Attention(nn.Module):
         self.qkv_proj = QKVLinear(cfg.hidden_size, dim, heads, style.num_kv_heads, bias=style.qkv_bias)
         output_bias = style.bias if style.output_bias is None else style.output_bias
         self.o_proj = RowLinear(heads * dim, cfg.hidden_size, bias=output_bias)
-        self.rope = rope
+        self.rope, self.bound = rope, style.bound
         slopes = alibi_slopes(heads) if style.positions == "alibi" else None
         self.attn = PagedAttention(
             heads, style.num_kv_heads, dim, window=layer_window(cfg, index), distance_bias=slopes
         )
 
     def forward(self, positions, hidden_states):
-        return self.o_proj(self.attn(self.qkv_proj(hidden_states), positions, self.rope))
+        qkv = self.qkv_proj(hidden_states)
+        qkv = qkv if self.bound is None else qkv.clamp(-self.bound, self.bound)
+        return self.o_proj(self.attn(qkv, positions, self.rope))
 
 
 class Layer(nn.Module):
@@ -85,11 +89,10 @@ class Layer(nn.Module):
     def __init__(self, cfg: HFConfig, style: Style, index: int, rope: Rope | None):
         super().__init__()
         size = cfg.hidden_size
-        self.input_layernorm = LayerNorm(size, style.norm_eps, style.norm_bias)
+        norm = (size, style.norm_eps, style.norm_bias, style.norm_weight)
+        self.input_layernorm = LayerNorm(*norm)
         self.self_attn = self.attention_class(cfg, style, index, rope)
-        self.post_attention_layernorm = (
-            LayerNorm(size, style.norm_eps, style.norm_bias) if style.num_norms == 2 else None
-        )
+        self.post_attention_layernorm = LayerNorm(*norm) if style.num_norms == 2 else None
         mlp = GatedMLP if style.gated else MLP
         self.mlp = mlp(size, style.width, style.activation, style.bias)
         self.parallel = style.parallel
@@ -120,7 +123,7 @@ class LayerNormModel(nn.Module):
         if style.positions == "rotary":
             rope = Rope.of(cfg, cfg.get("max_model_len"), style.interleaved, style.rotary_dim)
         self.layers = nn.ModuleList(layer_class(cfg, style, i, rope) for i in range(cfg.num_layers))
-        self.norm = LayerNorm(cfg.hidden_size, style.norm_eps, style.norm_bias)
+        self.norm = LayerNorm(cfg.hidden_size, style.norm_eps, style.norm_bias, style.norm_weight)
 
     def forward(self, input_ids, positions, inputs_embeds=None):
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -234,6 +237,28 @@ class MptForCausalLM(LayerNormForCausalLM):
         attention.choose("softmax_scale", [cfg.head_dim**-0.5], cfg.head_dim**-0.5)
         width = int(cfg.get("expansion_ratio", 4)) * cfg.hidden_size
         return Style(cfg.num_heads, width, "gelu", 1e-5, False, False, norm_bias=False, positions="alibi")
+
+
+class OlmoForCausalLM(LayerNormForCausalLM):
+    packing = LlamaForCausalLM.packing
+
+    @staticmethod
+    def read(cfg: HFConfig) -> Style:
+        bias = bool(cfg.get("attention_bias", False))
+        return Style(
+            cfg.num_kv_heads,
+            cfg.intermediate_size,
+            cfg.choose("hidden_act", ["silu"], "silu"),
+            1e-5,
+            bias,
+            False,
+            output_bias=bias,
+            norm_bias=False,
+            norm_weight=False,
+            bound=cfg.get("clip_qkv"),
+            gated=True,
+            tied=cfg.tie_word_embeddings,
+        )
 
 
 class StableLmForCausalLM(LayerNormForCausalLM):

@@ -361,6 +361,11 @@ VARIANTS = {
             "attention_multiplier": 0.2,
         },
     ),
+    "hunyuan, stretched": Row(
+        "hunyuan_v1_dense",
+        {"rope_parameters": {**ROPE, "rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0}, "attention_bias": True},
+    ),
+    "olmo, clipped": Row("olmo", {"clip_qkv": 0.5, "attention_bias": True, "tie_word_embeddings": True}),
     "falcon, grouped": Row("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
     "falcon, in sequence": Row("falcon", {"multi_query": False, "parallel_attn": False, "num_kv_heads": 4}),
     "olmo2, few keys": Row("olmo2", {"num_attention_heads": 8, "head_dim": 8, "attention_bias": True}),
