@@ -18,9 +18,10 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -552,6 +553,11 @@ def linear_candidates(shape: LinearShape, rows: int) -> Iterator[dict]:
         yield entry | {"norm": "separate"} if separate else entry
 
 
+def clones(arguments: Iterable[Any]) -> list[Any]:
+    """The same with tensors of their own."""
+    return [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
+
+
 def tune_linears(shapes: list[LinearShape], name: str, table: dict, report: Report) -> None:
     """The fastest entry for each product and number of rows; "composed" where nothing beats it by 1 %."""
     from octavo.ops.linear.triton_linear import choice_from_entry, run_choice
@@ -566,6 +572,8 @@ def tune_linears(shapes: list[LinearShape], name: str, table: dict, report: Repo
                 return
             x, rest = rand(rows, shape.k), linear_arguments(shape, rows)
             reference = linear.reference(x.float(), wide, *map(in_float32, rest))
+            # Every call adds to its residual, so that what is checked gets one that no other call has seen.
+            untouched = clones(rest)
             composed = time_graph([functools.partial(_linear_composed, x, w, *rest) for w in weights], 5)
             results = []
             for entry in linear_candidates(shape, rows):
@@ -573,7 +581,7 @@ def tune_linears(shapes: list[LinearShape], name: str, table: dict, report: Repo
                 try:
                     report.check(
                         f"{name} {shape.name} {rows} {entry}",
-                        error(run_choice(choice, x, weights[0], *rest), reference),
+                        error(run_choice(choice, x, weights[0], *clones(untouched)), reference),
                         1e-2,
                     )
                     seconds = time_graph([functools.partial(run_choice, choice, x, w, *rest) for w in weights], 5)
