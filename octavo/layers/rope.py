@@ -97,9 +97,9 @@ class Rope(nn.Module):
                 else int(config.head_dim * p["partial_rotary_factor"])
             )
         trained = config.max_position_embeddings or 2048
-        length = max(max_position or 0, trained)
-        # A model made for millions of tokens (Llama 4) has a table of gigabytes; only what is served is made.
-        positions = torch.arange(max_position or trained, dtype=torch.float32, device="cpu")
+        # Of what is served only: for the millions of tokens that Llama 4 is made for, a table has gigabytes.
+        length = max_position or trained
+        positions = torch.arange(length, dtype=torch.float32, device="cpu")
         with torch.device("cpu"):
             inv_freq, attention = cls._frequencies(p, dim, trained, length)
             angles = positions[:, None] * inv_freq

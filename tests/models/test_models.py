@@ -14,7 +14,7 @@ from octavo.config.hf import HFConfig
 from octavo.errors import ConfigError, LoadError
 from octavo.models.transformers_backend import TransformersForCausalLM
 from tests.models.harness import check_against_transformers, check_engine, load_octavo, random_checkpoint
-from tests.models.table import ELSEWHERE, GATED_DELTA, REASONS, REFUSED, ROWS, TAKES_ROUNDED, VARIANTS
+from tests.models.table import ELSEWHERE, GATED_DELTA, LONGROPE, REASONS, REFUSED, ROWS, TAKES_ROUNDED, VARIANTS
 from tests.models.tiny import tiny_config
 
 # transformers' own, about configurations as small as these
@@ -86,6 +86,12 @@ def test_the_default_cache_holds_a_request_of_a_windowed_model(tmp_path: Path):
     with LLM(str(tmp_path), dtype="float32", **settings) as llm:
         output = llm.generate([{"prompt_token_ids": [5] * 100}], greedy, use_tqdm=False)[0]
     assert len(output.outputs[0].token_ids) == 28
+
+
+def test_a_context_within_the_original_one_is_rotated_as_it_was(tmp_path: Path):
+    """LongRoPE has two sets of factors; what is served decides, not what the model could reach."""
+    rope = {**LONGROPE, "original_max_position_embeddings": 96}
+    check_engine(tmp_path, random_checkpoint("llama", {"rope_parameters": rope}, tmp_path), max_model_len=96)
 
 
 @pytest.mark.parametrize("architecture", REFUSED)
