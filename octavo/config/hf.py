@@ -188,5 +188,7 @@ class HFConfig:
         merged.update(stated.get("full_attention", stated) or {})
         merged.setdefault("rope_type", merged.pop("type", "default"))
         merged.setdefault("rope_theta", self.get("rope_theta", 10000.0))
+        if original := self.get("original_max_position_embeddings"):  # Phi-3's place for it
+            merged.setdefault("original_max_position_embeddings", original)
         merged.setdefault("partial_rotary_factor", self.get("partial_rotary_factor", 1.0))
         return merged

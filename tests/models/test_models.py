@@ -89,9 +89,16 @@ def test_the_default_cache_holds_a_request_of_a_windowed_model(tmp_path: Path):
 
 
 def test_a_context_within_the_original_one_is_rotated_as_it_was(tmp_path: Path):
-    """LongRoPE has two sets of factors; what is served decides, not what the model could reach."""
+    """LongRoPE has two sets of factors; what is served decides, not what the model could reach. With Phi-3's configuration."""
     rope = {**LONGROPE, "original_max_position_embeddings": 96}
-    check_engine(tmp_path, random_checkpoint("llama", {"rope_parameters": rope}, tmp_path), max_model_len=96)
+    oracle = random_checkpoint("llama", {"rope_parameters": rope}, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    stated = config.pop("rope_parameters")
+    config["rope_theta"] = stated["rope_theta"]
+    config["original_max_position_embeddings"] = stated["original_max_position_embeddings"]
+    config["rope_scaling"] = {"type": "longrope"} | {key: stated[key] for key in ("short_factor", "long_factor")}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    check_engine(tmp_path, oracle, max_model_len=96)
 
 
 @pytest.mark.parametrize("architecture", REFUSED)
