@@ -164,13 +164,13 @@ def _merges_from_scores(tokens: list[str], scores: list[float], types: list[int]
             pieces.setdefault(token, token_id)
     find = pieces.get
     ranked = [
-        (-scores[token_id], left_id, right_id, token[:cut], token[cut:])
+        (-scores[token_id], left_id, right_id)
         for token, token_id in pieces.items()
         for cut in range(1, len(token))
         if (right_id := find(token[cut:])) is not None and (left_id := find(token[:cut])) is not None
     ]
     ranked.sort()
-    return [(left, right) for *_, left, right in ranked]
+    return [(tokens[left_id], tokens[right_id]) for _, left_id, right_id in ranked]
 
 
 def _tokens(metadata: Mapping[str, Any], source: str) -> list[str]:
