@@ -57,8 +57,11 @@ def _yarn(base: float, dim: int, p: dict[str, Any], max_position: int) -> tuple[
     return inv_freq / factor * ramp + inv_freq * (1 - ramp), attention
 
 
-def _longrope_factor(p: dict[str, Any], max_position: int) -> float:
+def _longrope_factor(p: dict[str, Any], max_position: int, length: int) -> float:
     original = p["original_max_position_embeddings"]
+    stated = p.get("long_mscale" if length > original else "short_mscale")  # Phi-3.5-MoE
+    if stated is not None:
+        return stated
     factor = p.get("factor") or max_position / original
     if p.get("attention_factor") is not None:
         return p["attention_factor"]
@@ -133,7 +136,7 @@ class Rope(nn.Module):
                 base *= ((factor * length / trained) - (factor - 1)) ** (dim / (dim - 2))
             return _inverse_frequencies(base, dim), 1.0
         if kind == "longrope":
-            return Rope._longrope(p, inv_freq, length), _longrope_factor(p, trained)
+            return Rope._longrope(p, inv_freq, length), _longrope_factor(p, trained, length)
         raise ConfigError(
             f"config.json has rope_type={kind!r}; supported are default, linear, proportional, llama3, yarn, dynamic, longrope."
         )

@@ -93,10 +93,14 @@ class Layer(nn.Module):
         self.input_layernorm = LayerNorm(*norm)
         self.self_attn = self.attention_class(cfg, style, index, rope)
         self.post_attention_layernorm = LayerNorm(*norm) if style.num_norms == 2 else None
-        mlp = GatedMLP if style.gated else MLP
-        self.mlp = mlp(size, style.width, style.activation, style.bias)
+        self.mlp = self.make_mlp(cfg, style)
         self.parallel = style.parallel
         self.is_last = index == cfg.num_layers - 1
+
+    def make_mlp(self, cfg: HFConfig, style: Style) -> nn.Module:
+        """What comes after attention."""
+        mlp = GatedMLP if style.gated else MLP
+        return mlp(cfg.hidden_size, style.width, style.activation, style.bias)
 
     def forward(self, positions, x):
         normed = self.input_layernorm(x)

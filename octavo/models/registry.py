@@ -49,6 +49,7 @@ NATIVE: dict[str, tuple[str, str]] = {
     "FalconForCausalLM": ("layernorm", "FalconForCausalLM"),
     "MptForCausalLM": ("layernorm", "MptForCausalLM"),
     "OlmoForCausalLM": ("layernorm", "OlmoForCausalLM"),
+    "PhimoeForCausalLM": ("phimoe", "PhimoeForCausalLM"),
     "StableLmForCausalLM": ("layernorm", "StableLmForCausalLM"),
     "Starcoder2ForCausalLM": ("layernorm", "Starcoder2ForCausalLM"),
     "Qwen2MoeForCausalLM": ("qwen_moe", "Qwen2MoeForCausalLM"),

@@ -347,6 +347,20 @@ VARIANTS = {
             "final_logit_softcapping": 2.0,
         },
     ),
+    "phimoe, longrope": Row(  # within the original context: transformers has its short factors for longer ones, too
+        "phimoe",
+        {
+            "rope_parameters": {
+                **LONGROPE,
+                "original_max_position_embeddings": 64,
+                "short_mscale": 1.1,
+                "long_mscale": 1.3,
+            },
+            "max_position_embeddings": 60,
+            "attention_bias": True,
+            "lm_head_bias": True,
+        },
+    ),
     "phi3": Row("phi3", {"sliding_window": 16, "rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}}),
     "glm": Row("glm", {"head_dim": 16}),
     "glm4": Row("glm4", {"head_dim": 16}),
