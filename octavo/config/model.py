@@ -86,6 +86,8 @@ def kv_bytes(text: HFConfig, dtype: str, num_tokens: int, max_chunk: int = 0) ->
     """Bytes of the KV cache of one request of `num_tokens` tokens; windowed layers keep their window and a chunk only."""
     if text.get("kv_lora_rank"):  # latent attention
         width = text.get("kv_lora_rank") + text.get("qk_rope_head_dim", 0)
+        if text.get("index_topk"):  # sparse, with an index key a token
+            width += text.get("index_head_dim")
         return num_tokens * text.num_layers * width * DTYPE_BYTES[dtype]
     if text.get("num_attention_heads") is None:  # nothing attends
         return 0

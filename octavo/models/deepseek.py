@@ -47,9 +47,15 @@ class DeepseekAttention(nn.Module):
         self.q_kv_a_proj = Linear(cfg.hidden_size, (q_rank or q_width, self.latent_width), bias)
         self.q_a_layernorm = RMSNorm(q_rank) if q_rank else None
         self.q_b_proj = Linear(q_rank, q_width) if q_rank else None
-        self.attn = LatentAttention(cfg.num_heads, nope, rotary, value, rank, attention_scale(cfg, nope + rotary))
+        scale = attention_scale(cfg, nope + rotary)
+        self.attn = self.make_attn(cfg, (cfg.num_heads, nope, rotary, value, rank), scale)
         self.o_proj = RowLinear(cfg.num_heads * value, cfg.hidden_size, bias=bias)
         self.rope = rope
+
+    @staticmethod
+    def make_attn(cfg: HFConfig, sizes: tuple[int, int, int, int, int], scale: float) -> LatentAttention:
+        """`sizes` as in `LatentAttention`."""
+        return LatentAttention(*sizes, scale)
 
     def forward(self, positions, hidden_states, norm, residual, scale):
         q, latent = self.q_kv_a_proj(hidden_states, norm).tensor_split([-self.latent_width], dim=-1)

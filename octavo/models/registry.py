@@ -70,6 +70,8 @@ NATIVE: dict[str, tuple[str, str]] = {
     "SolarOpenForCausalLM": ("glm4_moe", "Glm4MoeForCausalLM"),
     "DeepseekV2ForCausalLM": ("deepseek", "DeepseekV2ForCausalLM"),
     "DeepseekV3ForCausalLM": ("deepseek", "DeepseekV3ForCausalLM"),
+    "DeepseekV32ForCausalLM": ("deepseek_v32", "DeepseekV32ForCausalLM"),
+    "GlmMoeDsaForCausalLM": ("deepseek_v32", "GlmMoeDsaForCausalLM"),
     "Glm4MoeLiteForCausalLM": ("deepseek", "DeepseekV3ForCausalLM"),
     "YoutuForCausalLM": ("deepseek", "DeepseekV3ForCausalLM"),
     "MambaForCausalLM": ("mamba", "MambaForCausalLM"),

@@ -48,6 +48,7 @@ LATENT = {
     "num_key_value_heads": 4,
     "first_k_dense_replace": 1,
 }
+INDEXER = {"index_topk": 8, "index_n_heads": 16, "index_head_dim": 24}
 SIGMOID = {
     "n_routed_experts": 8,
     "n_shared_experts": 1,
@@ -127,6 +128,7 @@ ROWS = {
     "CwmForCausalLM": Row("cwm"),
     "Data2VecTextForCausalLM": Row("data2vec-text"),
     "DeepseekV2ForCausalLM": Row("deepseek_v2"),
+    "DeepseekV32ForCausalLM": Row("deepseek_v32", {**INDEXER, "n_group": 2, "first_k_dense_replace": 1}),
     "DeepseekV3ForCausalLM": Row("deepseek_v3", {"first_k_dense_replace": 1, "n_group": 2, "topk_group": 1}),
     "Dots1ForCausalLM": Row("dots1", {"n_shared_experts": 1}),
     "ElectraForCausalLM": Row("electra"),
@@ -165,6 +167,9 @@ ROWS = {
     "Glm4MoeForCausalLM": Row("glm4_moe"),
     "Glm4MoeLiteForCausalLM": Row("glm4_moe_lite"),
     "GlmForCausalLM": Row("glm"),
+    "GlmMoeDsaForCausalLM": Row(
+        "glm_moe_dsa", {**INDEXER, "index_topk": 16, "indexer_types": ["full", "shared", "full"]}
+    ),
     "GPT2LMHeadModel": Row("gpt2"),
     "GPTBigCodeForCausalLM": Row("gpt_bigcode"),
     "GPTJForCausalLM": Row("gptj"),
@@ -454,6 +459,10 @@ VARIANTS = {
         {**NEMOTRON_H, "layers_block_type": ["linear_attention", "moe", "full_attention"], "moe_latent_size": 24},
     ),
     "qwen3_next, some layers dense": Row("qwen3_next", {**GATED_DELTA, "mlp_only_layers": [1], "attention_bias": True}),
+    "deepseek_v32, everything chosen": Row("deepseek_v32", {**INDEXER, "index_topk": 2048}),
+    "deepseek_v32, some prompts shorter": Row(
+        "deepseek_v32", {**INDEXER, "index_topk": 48, "rope_parameters": {**YARN, "mscale_all_dim": 1.0}}
+    ),
     "lfm2, biases": Row(
         "lfm2", {"layer_types": ["conv", "full_attention", "conv"], "conv_bias": True, "conv_L_cache": 5}
     ),
@@ -480,13 +489,11 @@ REFUSED = {
     "BigBirdForCausalLM": Refusal("big_bird", "mixes tokens in layers"),
     "BigBirdPegasusForCausalLM": Refusal("bigbird_pegasus", "only causal attention is supported"),
     "CpmAntForCausalLM": Refusal("cpmant", "mixes tokens in layers"),
-    "DeepseekV32ForCausalLM": Refusal("deepseek_v32", "cannot be traced"),
     "DeepseekV4ForCausalLM": Refusal("deepseek_v4", "keeps recurrent state in a way of its own"),
     "DiffLlamaForCausalLM": Refusal("diffllama", "not plain attention over one key and value a head"),
     "DogeForCausalLM": Refusal("doge", "computes an attention mask of its own"),
     "DoryForCausalLM": Refusal("dory", "not plain attention over one key and value a head"),
     "FlintForCausalLM": Refusal("flint", "hides what is outside a window or chunk"),
-    "GlmMoeDsaForCausalLM": Refusal("glm_moe_dsa", "cannot be traced"),
     "GPTNeoForCausalLM": Refusal(
         "gpt_neo",
         "has its own attention classes",

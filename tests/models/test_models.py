@@ -70,7 +70,7 @@ def test_transformers_modules_that_cannot_go_on_from_a_state_are_refused(tmp_pat
         load_octavo(tmp_path, "transformers")
 
 
-@pytest.mark.parametrize("architecture", ["Gemma3ForCausalLM", "Qwen3NextForCausalLM"])
+@pytest.mark.parametrize("architecture", ["Gemma3ForCausalLM", "Qwen3NextForCausalLM", "DeepseekV32ForCausalLM"])
 def test_preempted_requests_go_on_as_they_would_have(architecture: str, tmp_path: Path):
     row = ROWS[architecture]
     oracle = random_checkpoint(row.model_type, row.changes, tmp_path)

@@ -37,22 +37,30 @@ class LatentAttention(nn.Module):
         """What this layer keeps."""
         return LatentSpec(self.rank + self.rope_dim, dtype, block_size)
 
+    @property
+    def up(self) -> torch.Tensor:
+        """[num_heads, nope_dim + value_dim, rank]: from a latent to a head's key, then its value."""
+        return self.kv_b_proj.weight.view(self.num_heads, -1, self.rank)
+
     def forward(self, q: torch.Tensor, latent: torch.Tensor, positions: torch.Tensor, rope: Rope) -> torch.Tensor:
         """q [tokens, num_heads * (nope_dim + rope_dim)], latent [tokens, rank + rope_dim] → [tokens, num_heads * value_dim]."""
+        return self.attend(self.kv_cache, q, latent, positions, rope)
+
+    def attend(self, cache, q, latent, positions, rope) -> torch.Tensor:
+        """Write the step's latents into cache [num_blocks, block_size, rank + rope_dim] and attend to all of a request's."""
         context = get_step_context()
         meta = context.groups[self.group]
-        q = q.unflatten(-1, (self.num_heads, -1))
-        norm, up = self.kv_a_layernorm, self.kv_b_proj.weight.view(self.num_heads, -1, self.rank)
         if context.max_query_len == 1:
+            norm = self.kv_a_layernorm
             out = latent_decode_attention(
-                q,
+                q.unflatten(-1, (self.num_heads, -1)),
                 latent,
                 positions,
                 rope.cos_sin,
                 norm.weight,
                 norm.eps,
-                up,
-                self.kv_cache,
+                self.up,
+                cache,
                 meta.slot_mapping,
                 meta.block_table,
                 context.seq_lens,
@@ -61,22 +69,12 @@ class LatentAttention(nn.Module):
                 rope.interleaved,
             )
             return out.flatten(1)
-        q_rope = latent_rope_write(
-            q,
-            latent,
-            positions,
-            rope.cos_sin,
-            norm.weight,
-            norm.eps,
-            self.kv_cache,
-            meta.slot_mapping,
-            rope.interleaved,
-        )
+        q_nope, q_rope = self.write(cache, q, latent, positions, rope)
         out = latent_attention(
-            q[..., : self.nope_dim],
+            q_nope,
             q_rope,
-            up,
-            self.kv_cache,
+            self.up,
+            cache,
             meta.block_table,
             context.query_start_loc,
             context.seq_lens,
@@ -87,3 +85,13 @@ class LatentAttention(nn.Module):
             context.seq_lens_cpu,
         )
         return out.flatten(1)
+
+    def write(self, cache, q, latent, positions, rope) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the step's latents; returns the queries' parts, of which the second is rotated."""
+        slots = get_step_context().groups[self.group].slot_mapping
+        q = q.unflatten(-1, (self.num_heads, -1))
+        norm = self.kv_a_layernorm
+        q_rope = latent_rope_write(
+            q, latent, positions, rope.cos_sin, norm.weight, norm.eps, cache, slots, rope.interleaved
+        )
+        return q[..., : self.nope_dim], q_rope
