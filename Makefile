@@ -8,7 +8,7 @@ MODEL ?= smollm2
 SERVE_FLAGS ?=
 PYTEST_FLAGS ?=
 
-.PHONY: install serve test lint bench docs clean
+.PHONY: install serve test lint bench docs wheel clean
 
 install: $(STAMP)
 
@@ -40,5 +40,11 @@ bench: install
 docs: install
 	$(BIN)/python docs/generate.py
 
+# With kernels for machines that have no compiler, so it is a wheel of this kind of machine.
+wheel: install
+	$(BIN)/python -m octavo.ops.cpu.build
+	$(BIN)/python -m pip wheel . --no-deps --wheel-dir dist \
+		--config-settings=--build-option=--plat-name=$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_platform())")
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist octavo/ops/cpu/prebuilt *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,6 +1,7 @@
 """The C++ kernels: packing, attention and the ends of a step against their references, with one thread and with several."""
 
 import os
+import platform
 import subprocess
 import sys
 
@@ -258,13 +259,41 @@ assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_without_a_compiler_there_are_no_kernels(monkeypatch, caplog):
+def _hide_compiler(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CXX", raising=False)
+
+
+def test_without_a_compiler_there_are_no_kernels(monkeypatch, caplog, tmp_path):
+    _hide_compiler(monkeypatch)
+    monkeypatch.setattr(build, "PREBUILT", tmp_path)
     with pytest.raises(build.BuildError, match="no C\\+\\+ compiler"):
         build.library_path()
     assert runtime.load_library.__wrapped__() is None
     assert "torch's operators serve" in caplog.text
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="levels of x86-64")
+def test_without_a_compiler_the_best_prebuilt_library_of_the_same_sources_serves(monkeypatch, tmp_path):
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    (sources / "one.cpp").write_text('extern "C" int one() { return 1; }')
+    monkeypatch.setattr(build, "SOURCES", sources)
+    monkeypatch.setattr(build, "PREBUILT", tmp_path / "prebuilt")
+    monkeypatch.setattr(build, "cpu_flags", lambda: build.LEVELS["x86-64-v3"])
+    build.build_levels()
+    assert len(list(build.PREBUILT.iterdir())) == len(build.LEVELS)
+    _hide_compiler(monkeypatch)
+    assert build.library_path() == build.prebuilt_path("x86-64-v3")
+    monkeypatch.setattr(build, "cpu_flags", lambda: build.LEVELS["x86-64-v4"] | {"amx"})
+    assert build.library_path() == build.prebuilt_path("x86-64-v4")
+    monkeypatch.setattr(build, "cpu_flags", frozenset)
+    with pytest.raises(build.BuildError):
+        build.library_path()
+    monkeypatch.setattr(build, "cpu_flags", lambda: build.LEVELS["x86-64-v4"])
+    (sources / "one.cpp").write_text("changed since")
+    with pytest.raises(build.BuildError):
+        build.library_path()
 
 
 def test_the_build_is_cached_and_a_failed_one_says_why(monkeypatch, tmp_path):

@@ -3,12 +3,16 @@
 The file's name is a hash of sources, compiler, flags and processor, so that a cache shared by different machines holds one
 library for each. The translation units compile side by side; the result appears under its name by an atomic rename, and a
 lock keeps a second process from building the same thing meanwhile.
+
+A machine without a compiler uses the libraries that a package may bring, one for each level of x86-64: `make wheel` runs
+`python -m octavo.ops.cpu.build` to make them.
 """
 
 import contextlib
 import fcntl
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
@@ -24,7 +28,13 @@ from octavo.platforms.cpu import cpu_flags
 logger = get_logger(__name__)
 
 SOURCES = Path(__file__).resolve().parents[2] / "csrc" / "cpu"
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-fno-math-errno", "-fvisibility=default", "-pthread")
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fno-math-errno", "-fvisibility=default", "-pthread")
+PREBUILT = Path(__file__).with_name("prebuilt")
+# Level of x86-64 -> the flags of /proc/cpuinfo that tell it from the one before; the best one first.
+LEVELS = {
+    "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma", "f16c", "bmi2", "movbe"},
+    "x86-64-v3": {"avx2", "fma", "f16c", "bmi2", "movbe"},
+}
 
 
 class BuildError(Exception):
@@ -32,17 +42,37 @@ class BuildError(Exception):
 
 
 def library_path() -> Path:
-    """The compiled library, built first if need be; BuildError when this machine cannot."""
-    compiler = find_compiler()
+    """The compiled library, built first if need be; BuildError when this machine cannot and nothing prebuilt fits."""
+    try:
+        compiler = find_compiler()
+    except BuildError:
+        fitting = [level for level, flags in LEVELS.items() if flags <= cpu_flags() and prebuilt_path(level).exists()]
+        if not fitting or platform.machine() != "x86_64":
+            raise
+        logger.info("no C++ compiler: CPU kernels prebuilt for %s", fitting[0])
+        return prebuilt_path(fitting[0])
     target = _cache_dir() / f"cpu-{_fingerprint(compiler)}.so"
     if target.exists():
         return target
     with _lock(target.with_suffix(".lock")):
         if not target.exists():  # another process may have built it while we waited
             started = time.perf_counter()
-            _compile(compiler, target)
+            _compile(compiler, target, "native")
             logger.info("built the CPU kernels with %s in %.1f s", compiler, time.perf_counter() - started)
     return target
+
+
+def prebuilt_path(level: str) -> Path:
+    """Where a package keeps the library of a level; one of other sources has another name."""
+    return PREBUILT / f"{level}-{_hash_sources().hexdigest()[:20]}.so"
+
+
+def build_levels() -> None:
+    """Compile the library of every level, for a package to bring."""
+    shutil.rmtree(PREBUILT, ignore_errors=True)
+    PREBUILT.mkdir()
+    for level in LEVELS:
+        _compile(find_compiler(), prebuilt_path(level), level)
 
 
 def find_compiler() -> str:
@@ -71,10 +101,15 @@ def _cache_dir() -> Path:
     return path
 
 
-def _fingerprint(compiler: str) -> str:
+def _hash_sources() -> "hashlib._Hash":
     digest = hashlib.sha256()
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return digest
+
+
+def _fingerprint(compiler: str) -> str:
+    digest = _hash_sources()
     stat = os.stat(compiler)
     digest.update(repr((compiler, stat.st_size, stat.st_mtime_ns, FLAGS, sorted(cpu_flags()))).encode())
     return digest.hexdigest()[:20]
@@ -87,13 +122,13 @@ def _lock(path: Path) -> Iterator[None]:
         yield
 
 
-def _compile(compiler: str, target: Path) -> None:
+def _compile(compiler: str, target: Path, march: str) -> None:
     units = sorted(SOURCES.glob("*.cpp"))
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
 
         def compile_unit(source: Path) -> Path:
             made = Path(folder) / f"{source.stem}.o"
-            _call([compiler, *FLAGS, "-c", str(source), "-o", str(made)])
+            _call([compiler, *FLAGS, f"-march={march}", "-c", str(source), "-o", str(made)])
             return made
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -110,3 +145,7 @@ def _call(command: list[str]) -> None:
         raise BuildError(f"{command[0]} does not start: {error}") from None
     if done.returncode != 0:
         raise BuildError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+
+
+if __name__ == "__main__":
+    build_levels()
