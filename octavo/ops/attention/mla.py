@@ -192,11 +192,16 @@ def latent_decode_attention_composed(
     return absorbed(q_nope, q_rope, up, cache, block_table, seq_lens, max_seq_len, scale)
 
 
-def _setup(rng: torch.Generator, dtype: torch.dtype, device: str, seq_lens: tuple[int, ...], width: int):
-    """A cache of random latents and a shuffled block table for requests of `seq_lens` tokens."""
+def _setup(
+    rng: torch.Generator, dtype: torch.dtype, device: str, seq_lens: tuple[int, ...], width: int, spare: int = 0
+):
+    """A cache of random latents and a shuffled block table for requests of `seq_lens` tokens.
+
+    `spare`: numbers that are something else's, behind each latent.
+    """
     block_size = 16
     num_blocks = sum(-(-n // block_size) for n in seq_lens) + 1
-    cache = torch.randn(num_blocks, block_size, width, generator=rng).to(device, dtype)
+    cache = torch.randn(num_blocks, block_size, width + spare, generator=rng).to(device, dtype)[..., :width]
     order = (torch.randperm(num_blocks - 1, generator=rng) + 1).tolist()
     table = torch.zeros(len(seq_lens), max(-(-n // block_size) for n in seq_lens), dtype=torch.int32)
     for r, n in enumerate(seq_lens):
@@ -205,13 +210,13 @@ def _setup(rng: torch.Generator, dtype: torch.dtype, device: str, seq_lens: tupl
     return cache, table.to(device), torch.tensor(seq_lens, dtype=torch.int32, device=device)
 
 
-_SHAPES = ((4, 64, 16), (20, 128, 32))  # heads, rank, rope_dim
+_SHAPES = ((4, 64, 16, 0), (20, 128, 32, 24))  # heads, rank, rope_dim, spare
 
 
 def _write_inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
-    for heads, rank, rope_dim in _SHAPES:
+    for heads, rank, rope_dim, spare in _SHAPES:
         for interleaved in (False, True):
-            cache, _, _ = _setup(rng, dtype, device, (40, 7), rank + rope_dim)
+            cache, _, _ = _setup(rng, dtype, device, (40, 7), rank + rope_dim, spare)
             q = torch.randn(3, heads, 24 + rope_dim, generator=rng).to(device, dtype)
             latent = torch.randn(3, rank + rope_dim, generator=rng).to(device, dtype)
             positions = torch.tensor([5, 0, 9], device=device)
@@ -223,9 +228,9 @@ def _write_inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
 
 
 def _decode_inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
-    for heads, rank, rope_dim in _SHAPES:
+    for heads, rank, rope_dim, spare in _SHAPES:
         seq_lens = (1, 70, 33, 260)
-        cache, table, lens = _setup(rng, dtype, device, seq_lens, rank + rope_dim)
+        cache, table, lens = _setup(rng, dtype, device, seq_lens, rank + rope_dim, spare)
         # Queries wide enough that the softmax is far from uniform: a wrong mask or page then shows.
         q = (2 * torch.randn(len(seq_lens), heads, rank + rope_dim, generator=rng)).to(device, dtype)
         args = q[..., :rank], q[..., rank:], cache, table, lens, max(seq_lens), (rank + rope_dim) ** -0.5
@@ -234,9 +239,9 @@ def _decode_inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
 
 
 def _attention_inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
-    for (heads, rank, rope_dim), query_lens in itertools.product(_SHAPES, ((1, 1, 1), (1, 12, 33))):
+    for (heads, rank, rope_dim, spare), query_lens in itertools.product(_SHAPES, ((1, 1, 1), (1, 12, 33))):
         seq_lens = (1, 70, 33)
-        cache, table, lens = _setup(rng, dtype, device, seq_lens, rank + rope_dim)
+        cache, table, lens = _setup(rng, dtype, device, seq_lens, rank + rope_dim, spare)
         starts_cpu = [0, *itertools.accumulate(query_lens)]
         starts = torch.tensor(starts_cpu, dtype=torch.int32, device=device)
         up = (torch.randn(heads, 24 + 40, rank, generator=rng) / rank**0.5).to(device, dtype)
@@ -249,9 +254,9 @@ def _attention_inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
 
 
 def _step_inputs(rng: torch.Generator, dtype: torch.dtype, device: str):
-    for heads, rank, rope_dim in _SHAPES:
+    for heads, rank, rope_dim, spare in _SHAPES:
         seq_lens = (1, 70, 260)
-        cache, table, lens = _setup(rng, dtype, device, seq_lens, rank + rope_dim)
+        cache, table, lens = _setup(rng, dtype, device, seq_lens, rank + rope_dim, spare)
         q = (2 * torch.randn(3, heads, 24 + rope_dim, generator=rng)).to(device, dtype)
         latent = torch.randn(3, rank + rope_dim, generator=rng).to(device, dtype)
         positions = lens.long() - 1

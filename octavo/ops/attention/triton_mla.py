@@ -48,6 +48,7 @@ def write_or_rotate(
     PADDED_ROPE: tl.constexpr,
     BLOCK_H: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    ROW: tl.constexpr,
 ):
     """Part 0: write the token's latent and key. Part 1 + n: rotate its n-th block of BLOCK_H heads."""
     token = token.to(tl.int64)
@@ -66,7 +67,7 @@ def write_or_rotate(
         key = tl.load(row + RANK + d, mask=in_rope, other=0.0).to(tl.float32)
         other = tl.load(row + RANK + partner, mask=in_rope, other=0.0).to(tl.float32)
         key = key * c + other * s
-        place = cache + slot * (RANK + ROPE_DIM)  # blocks lie one after the other, and so do their tokens
+        place = cache + slot * ROW  # blocks lie one after the other, and so do their tokens
         tl.store(place + r, v.to(cache.dtype.element_ty), mask=r < tl.where(slot >= 0, RANK, 0))
         tl.store(place + RANK + d, key.to(cache.dtype.element_ty), mask=d < tl.where(slot >= 0, ROPE_DIM, 0))
     else:
@@ -88,7 +89,7 @@ def _latent_rope_write_kernel(
     positions,  # [tokens]
     cos_sin,  # [max_position, ROPE_DIM] float32: cos | sin
     norm,  # [RANK]
-    cache,  # [num_blocks, BLOCK_SIZE, RANK + ROPE_DIM]
+    cache,  # [num_blocks, BLOCK_SIZE, RANK + ROPE_DIM], tokens ROW apart
     slot_mapping,  # [tokens]
     q_out,  # [tokens, NUM_HEADS, ROPE_DIM]
     eps,
@@ -103,6 +104,7 @@ def _latent_rope_write_kernel(
     PADDED_ROPE: tl.constexpr,
     BLOCK_H: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    ROW: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Program 0 of a token writes its latent and key; the others rotate BLOCK_H heads. Grid (tokens, 1 + head blocks)."""
@@ -112,12 +114,18 @@ def _latent_rope_write_kernel(
     write_or_rotate(
         tl.program_id(0), tl.program_id(1), q, latent, positions, cos_sin, norm, cache, slot_mapping, q_out, eps, q_stride,
         q_head_stride, q_offset, latent_stride, NUM_HEADS, RANK, PADDED_RANK, ROPE_DIM, PADDED_ROPE, BLOCK_H, INTERLEAVED,
+        ROW,
     )  # fmt: skip
 
 
 def heads_a_program(num_heads: int, padded_rope: int) -> int:
     """How many to rotate: about 1 Ki elements, eight a thread of 4 warps."""
     return min(max(1, 1024 // padded_rope), next_power_of_2(num_heads))
+
+
+def rows_follow(cache: torch.Tensor) -> bool:
+    """Whether tokens lie at equal distances, also over the borders of blocks; there may be something between them."""
+    return cache.stride(2) == 1 and cache.stride(0) == cache.shape[1] * cache.stride(1)
 
 
 def _accepts_write(q, latent, positions, cos_sin, norm_weight, eps, cache, slot_mapping, interleaved) -> bool:
@@ -128,7 +136,7 @@ def _accepts_write(q, latent, positions, cos_sin, norm_weight, eps, cache, slot_
         and cache.dtype in _FLOATS
         and q.stride(2) == 1
         and latent.stride(1) == 1
-        and cache.is_contiguous()
+        and rows_follow(cache)
         and cos_sin.dtype == torch.float32
         and cos_sin.is_contiguous()
     )
@@ -175,6 +183,7 @@ def latent_rope_write_triton(
         PADDED_ROPE=padded_rope,
         BLOCK_H=block_h,
         INTERLEAVED=interleaved,
+        ROW=cache.stride(1),
         num_warps=4,
     )
     return q_out
@@ -217,7 +226,7 @@ def _find(starts, num_requests, token):
 def _latent_decode_kernel(
     q_latent,  # [tokens, NUM_HEADS, RANK]
     q_rope,  # [tokens, NUM_HEADS, ROPE_DIM]
-    cache,  # [num_blocks, BLOCK_SIZE, RANK + ROPE_DIM]
+    cache,  # [num_blocks, BLOCK_SIZE, RANK + ROPE_DIM], tokens ROW apart
     block_table,  # [requests, max_blocks]
     seq_lens,  # [requests]
     query_start_loc,  # [requests + 1]; not read where every request has one token
@@ -239,6 +248,7 @@ def _latent_decode_kernel(
     ROPE_DIM: tl.constexpr,
     PADDED_ROPE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    ROW: tl.constexpr,
     BLOCK_H: tl.constexpr,
     VALUES: tl.constexpr,
     TILE: tl.constexpr,
@@ -256,7 +266,6 @@ def _latent_decode_kernel(
     num_splits = tl.num_programs(0)
     if PDL:
         gdc_launch_dependents()
-    WIDTH: tl.constexpr = RANK + ROPE_DIM
     VALUE_BLOCKS: tl.constexpr = (RANK + VALUES - 1) // VALUES
     head_block = part // VALUE_BLOCKS
     request = token
@@ -300,7 +309,7 @@ def _latent_decode_kernel(
         for i in tl.range(low, high, TILE, num_stages=STAGES):
             tokens = i + t
             visible = tokens < high
-            off = token_offsets(table_row, tokens, visible, BLOCK_SIZE * WIDTH, WIDTH, BLOCK_SIZE)[:, None]
+            off = token_offsets(table_row, tokens, visible, BLOCK_SIZE * ROW, ROW, BLOCK_SIZE)[:, None]
             kv = tl.load(cache + off + r[None, :], mask=visible[:, None] & in_rank, other=0.0).to(ql.dtype)
             key = tl.load(cache + off + RANK + d[None, :], mask=visible[:, None] & in_rope, other=0.0).to(ql.dtype)
             qk = tl.dot(ql, kv.T, input_precision="ieee")
@@ -357,7 +366,7 @@ def _accepts_decode(q_latent, q_rope, cache, block_table, seq_lens, max_seq_len,
         and q_latent.stride(2) == 1
         and q_rope.stride(2) == 1
         and q_rope.dtype == q_latent.dtype
-        and cache.is_contiguous()
+        and rows_follow(cache)
         and block_table.stride(1) == 1
     )
 
@@ -415,6 +424,7 @@ def latent_decode_triton(
         ROPE_DIM=rope_dim,
         PADDED_ROPE=max(16, next_power_of_2(rope_dim)),
         BLOCK_SIZE=cache.shape[1],
+        ROW=cache.stride(1),
         BLOCK_H=block_h,
         VALUES=values,
         TILE=config.tile,

@@ -19,6 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.ops.attention.mla import absorbed, latent_attention
 from octavo.ops.attention.triton_decode import LOG2E, MINUS
+from octavo.ops.attention.triton_mla import rows_follow
 from octavo.ops.rope_triton import FLOATS
 from octavo.ops.triton_support import has_triton, runs_on_triton
 from octavo.ops.triton_utils import launch, next_power_of_2
@@ -33,7 +34,7 @@ _WINDOW = 8192
 
 @triton.jit(do_not_specialize=["num_requests", "window_start", "num_keys"])
 def _gather_latents_kernel(
-    cache,  # [num_blocks, BLOCK_SIZE, WIDTH]
+    cache,  # [num_blocks, BLOCK_SIZE, WIDTH], tokens ROW apart
     block_table,  # [requests, max_blocks]
     seq_lens,  # [requests]
     key_ends,  # [requests]: sums of seq_lens up to and with each
@@ -43,6 +44,7 @@ def _gather_latents_kernel(
     num_keys,
     table_stride,
     BLOCK_SIZE: tl.constexpr,
+    ROW: tl.constexpr,
     WIDTH: tl.constexpr,
     PADDED_WIDTH: tl.constexpr,
     KEYS: tl.constexpr,
@@ -69,7 +71,7 @@ def _gather_latents_kernel(
     block = tl.load(entry, mask=live, other=0).to(tl.int64)
     d = tl.arange(0, PADDED_WIDTH)[None, :]
     inside = live[:, None] & (d < WIDTH)
-    row = (block * BLOCK_SIZE + position % BLOCK_SIZE) * WIDTH
+    row = (block * BLOCK_SIZE + position % BLOCK_SIZE) * ROW
     latents = tl.load(cache + row[:, None] + d, mask=inside)
     tl.store(out + place.to(tl.int64)[:, None] * WIDTH + d, latents, mask=inside)
 
@@ -291,6 +293,7 @@ def attend_expanded(
             end - start,
             block_table.stride(0),
             BLOCK_SIZE=cache.shape[1],
+            ROW=cache.stride(1),
             WIDTH=width,
             PADDED_WIDTH=next_power_of_2(width),
             KEYS=keys_a_program,
@@ -365,7 +368,7 @@ def _accepts(
         and q_nope.stride(2) == 1
         and q_rope.stride(2) == 1
         and up.is_contiguous()
-        and cache.is_contiguous()
+        and rows_follow(cache)
         and block_table.stride(1) == 1
     )
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.ops.attention.mla import latent_decode, latent_decode_attention
-from octavo.ops.attention.triton_mla import heads_a_program, write_or_rotate
+from octavo.ops.attention.triton_mla import heads_a_program, rows_follow, write_or_rotate
 from octavo.ops.rope_triton import FLOATS
 from octavo.ops.triton_support import has_triton, runs_on_triton
 from octavo.ops.triton_utils import launch, next_power_of_2
@@ -64,7 +64,7 @@ def _write_absorb_kernel(
     positions,  # [tokens]
     cos_sin,  # [max_position, ROPE_DIM] float32: cos | sin
     norm,  # [RANK]
-    cache,  # [num_blocks, block_size, RANK + ROPE_DIM]
+    cache,  # [num_blocks, block_size, RANK + ROPE_DIM], tokens ROW apart
     slot_mapping,  # [tokens]
     up,  # [NUM_HEADS, UP_ROWS, RANK]: keys' rows first
     q_rope,  # [tokens, NUM_HEADS, ROPE_DIM]
@@ -86,6 +86,7 @@ def _write_absorb_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    ROW: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """The first programs absorb BLOCK_M tokens' queries of one head, for BLOCK_N of the rank; the others do what those of
@@ -110,7 +111,7 @@ def _write_absorb_kernel(
         write_or_rotate(
             program // PARTS, program % PARTS, q, latent, positions, cos_sin, norm, cache, slot_mapping, q_rope, eps,
             q_stride, q_head_stride, NOPE_DIM, latent_stride, NUM_HEADS, RANK, PADDED_RANK, ROPE_DIM, PADDED_ROPE, BLOCK_H,
-            INTERLEAVED,
+            INTERLEAVED, ROW,
         )  # fmt: skip
 
 
@@ -164,7 +165,9 @@ def _accepts(
         and q.stride(2) == 1
         and latent.stride(1) == 1
         and block_table.stride(1) == 1
-        and all(t.is_contiguous() for t in (up, cache, cos_sin))
+        and rows_follow(cache)
+        and up.is_contiguous()
+        and cos_sin.is_contiguous()
         and cos_sin.dtype == torch.float32
     )
 
@@ -230,6 +233,7 @@ def latent_decode_attention_triton(
         BLOCK_M=block_m,
         BLOCK_N=block_n,
         INTERLEAVED=interleaved,
+        ROW=cache.stride(1),
         num_warps=4,
     )
     attended = latent_decode(q_latent, q_rope, cache, block_table, seq_lens, max_seq_len, scale)
