@@ -21,9 +21,9 @@ _ROOM = 2**25
 def _best(q: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor, visible: torch.Tensor, topk: int) -> torch.Tensor:
     """Positions [n, min(topk, num_keys)] of each query's best keys: those it may see first, then any.
 
-    q [n, num_heads, dim], weights [n, num_heads]; keys [num_keys, dim], or [n, num_keys, dim]; visible [n].
+    q [n, num_heads, dim], weights [n, num_heads]; keys [num_keys, dim], or [n, num_keys, dim], float32; visible [n].
     """
-    scores = torch.matmul(q.float(), keys.float().transpose(-1, -2)).relu_()
+    scores = torch.matmul(q.float(), keys.transpose(-1, -2)).relu_()
     scores = torch.matmul(weights.float()[:, None], scores)[:, 0]
     scores.masked_fill_(torch.arange(scores.shape[1], device=q.device) >= visible[:, None], float("-inf"))
     return scores.topk(min(topk, scores.shape[1])).indices
@@ -58,7 +58,8 @@ def index_topk(
         for first in range(0, q.shape[0], rows):
             part = slice(first, first + rows)
             table = block_table[part, : -(-longest // block_size)].long()
-            best = _best(q[part], weights[part], cache[table].flatten(1, 2)[:, :longest], counts[part], topk)
+            keys = cache[table].flatten(1, 2)[:, :longest].float()
+            best = _best(q[part], weights[part], keys, counts[part], topk)
             slots[part] = table.gather(1, best // block_size) * block_size + best % block_size
         return slots, counts.clamp(max=topk)
     starts, lens = _request_bounds(query_start_loc, seq_lens, query_start_loc_cpu, seq_lens_cpu)
@@ -66,7 +67,7 @@ def index_topk(
     for r, seq_len in enumerate(lens):
         start, end = starts[r], starts[r + 1]
         table = block_table[r, : -(-seq_len // block_size)].long()
-        keys = cache[table].flatten(0, 1)[:seq_len]
+        keys = cache[table].flatten(0, 1)[:seq_len].float()
         counts[start:end] = torch.arange(seq_len - (end - start) + 1, seq_len + 1, device=q.device)
         rows = max(1, _ROOM // (max(seq_len, 1) * num_heads))
         for first in range(start, end, rows):
