@@ -1,7 +1,6 @@
 """DeepSeek-V3.2's latent attention to the tokens an indexer chooses (see `ops.attention.sparse`)."""
 
-from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import nn
@@ -16,8 +15,7 @@ from octavo.ops.rope import apply_rope
 from octavo.types.kv_spec import KVSpec, LatentSpec
 
 
-@dataclass(slots=True)
-class IndexInputs:
+class IndexInputs(NamedTuple):
     """What a step's tokens bring to the choice."""
 
     q: torch.Tensor  # [tokens, num_heads, head_dim], rotated
