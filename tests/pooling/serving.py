@@ -13,7 +13,8 @@ from octavo.server.app import build_app
 @asynccontextmanager
 async def served(folder, **options):
     """(client, application) of a server for the model in `folder`."""
-    engine = AsyncLLM.from_engine_args(EngineArgs(model=str(folder), served_model_name="tiny", **({"dtype": "float32"} | options)))
+    options = {"dtype": "float32", **options}
+    engine = AsyncLLM.from_engine_args(EngineArgs(model=str(folder), served_model_name="tiny", **options))
     try:
         app = build_app(engine, ServerArgs())
         transport = httpx.ASGITransport(app=app)
