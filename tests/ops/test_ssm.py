@@ -7,9 +7,12 @@ from octavo.ops.ssm.conv import short_conv
 from octavo.ops.ssm.delta import gated_delta_rule
 from octavo.ops.ssm.mamba import selective_scan, state_space_dual
 from octavo.ops.ssm.requests import Requests
+from octavo.ops.ssm.wkv import wkv
+
+OPS = (short_conv, selective_scan, state_space_dual, gated_delta_rule, wkv)
 
 
-@pytest.mark.parametrize("op", [short_conv, selective_scan, state_space_dual, gated_delta_rule], ids=lambda op: op.name)
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_one_step_of_many_tokens_equals_steps_of_one(op):
     for arguments in op.inputs(torch.Generator().manual_seed(0), torch.float32, "cpu"):
         place = next(i for i, a in enumerate(arguments) if isinstance(a, Requests))
