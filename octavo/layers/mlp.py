@@ -7,7 +7,7 @@ from torch import nn
 
 from octavo.layers.linear import Linear, RowLinear
 from octavo.layers.norm import RMSNorm
-from octavo.ops.activation import GATES
+from octavo.ops.activation import GATES, gated_activation
 
 # Names in checkpoints' `hidden_act` and the gate of `ops.activation` they mean.
 GATED_ACTIVATIONS = {
@@ -36,6 +36,10 @@ class GatedMLP(nn.Module):
         scale: float = 1.0,
     ) -> torch.Tensor:
         return self.down_proj(self.gate_up_proj(x, norm, self.activation), residual=residual, scale=scale)
+
+    def adapted(self, x: torch.Tensor, adapter: nn.Module) -> torch.Tensor:
+        """down(act(gate(x)) * up(x)), for which `adapter(x)` is added to [gate(x) | up(x)]."""
+        return self.down_proj(gated_activation(self.gate_up_proj(x) + adapter(x), self.activation))
 
 
 class MLP(nn.Module):

@@ -89,6 +89,7 @@ NATIVE: dict[str, tuple[str, str]] = {
     "Qwen3NextForCausalLM": ("qwen3_next", "Qwen3NextForCausalLM"),
     "Qwen3_5ForCausalLM": ("qwen3_next", "Qwen35ForCausalLM"),
     "Qwen3_5MoeForCausalLM": ("qwen3_next", "Qwen35MoeForCausalLM"),
+    "Zamba2ForCausalLM": ("zamba2", "Zamba2ForCausalLM"),
     "RwkvForCausalLM": ("rwkv", "RwkvForCausalLM"),
 }
 

@@ -92,6 +92,13 @@ MINIMAX = {
     "mlp_alpha_factor": 0.9,
     "mlp_beta_factor": 1.3,
 }
+ZAMBA2 = {
+    "num_hidden_layers": 5,
+    "layers_block_type": ["linear_attention", "hybrid", "hybrid", "linear_attention", "hybrid"],
+    "mamba_d_state": 16,
+    "chunk_size": 16,
+    "adapter_rank": 8,
+}
 NEMOTRON_H = {
     "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
     "ssm_state_size": 16,
@@ -262,6 +269,17 @@ ROWS = {
     "XLMRobertaForCausalLM": Row("xlm-roberta"),
     "XLMRobertaXLForCausalLM": Row("xlm-roberta-xl"),
     "YoutuForCausalLM": Row("youtu"),
+    "Zamba2ForCausalLM": Row(
+        "zamba2",
+        {
+            **ZAMBA2,
+            "num_key_value_heads": 4,
+            "num_mem_blocks": 2,
+            "use_shared_attention_adapter": True,
+            "use_mem_rope": True,
+        },
+        shares_prefixes=False,
+    ),
 }
 
 # Of encoder-decoder models, all native. Decoders begin with a token that is none of padding.
@@ -464,6 +482,7 @@ VARIANTS = {
     "deepseek_v32, some prompts shorter": Row(
         "deepseek_v32", {**INDEXER, "index_topk": 48, "rope_parameters": {**YARN, "mscale_all_dim": 1.0}}
     ),
+    "zamba2, biases, one block, few keys": Row("zamba2", {**ZAMBA2, "add_bias_linear": True, "mamba_ngroups": 2}),
     "lfm2, biases": Row(
         "lfm2", {"layer_types": ["conv", "full_attention", "conv"], "conv_bias": True, "conv_L_cache": 5}
     ),
@@ -548,7 +567,6 @@ ELSEWHERE = {
     "Qwen4ExpForCausalLM",
     "ReformerModelWithLMHead",
     "XmodForCausalLM",
-    "Zamba2ForCausalLM",
     "ZambaForCausalLM",
     "ZayaForCausalLM",
     "xLSTMForCausalLM",

@@ -45,6 +45,20 @@ def test_kimi_k2_is_deepseek_v3(tmp_path: Path):
     check_engine(tmp_path, oracle)
 
 
+@pytest.mark.parametrize("also_first", [True, False])
+def test_shared_blocks_may_lie_with_any_layer_that_calls_them(also_first: bool, tmp_path: Path):
+    """As fine-tuned checkpoints have them: several times, or once under a later layer's name."""
+    row = ROWS["Zamba2ForCausalLM"]
+    oracle = random_checkpoint(row.model_type, row.changes, tmp_path)
+    tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    first = [name for name in tensors if ".layers.1.shared_transformer." in name]
+    moved = {name.replace(".layers.1.", ".layers.4."): tensors[name].clone() for name in first}
+    assert moved and not moved.keys() & tensors.keys()
+    kept = {name: tensor for name, tensor in tensors.items() if also_first or name not in first}
+    safetensors.torch.save_file(kept | moved, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    check_against_transformers(tmp_path, oracle)
+
+
 @pytest.mark.parametrize("architecture", sorted(TAKES_ROUNDED))
 def test_takes_rounded_weights(architecture: str, tmp_path: Path):
     """They are right where llama's are (tests/layers): here every linear must have found its weights."""
