@@ -26,12 +26,13 @@ def parse(arguments: Sequence[str]) -> tuple[EngineArgs, ServerArgs]:
 def run(arguments: Sequence[str]) -> int:
     """Parse, then serve until a signal says stop."""
     started = time.monotonic()
-    gc.disable()  # until the server is up: imports make a million objects and no garbage
     engine_args, server_args = parse(arguments)
     core = SpawnedCore(engine_args.distributed_executor_backend or "uni")
+    gc.disable()  # until the server is up: imports make a million objects and no garbage
     try:
         from octavo.server.launch import run_server  # as long as the core's own imports: side by side
 
         return run_server(engine_args, server_args, started, core)
     finally:
+        gc.enable()  # where it never came up
         core.end()

@@ -1,5 +1,6 @@
 """The command `octavo`: subcommands, exit codes, and the two clients against a scripted server."""
 
+import gc
 import json
 import threading
 from collections.abc import Iterator
@@ -115,6 +116,7 @@ def test_serve_hands_both_option_sets_to_the_server(monkeypatch):
 
     monkeypatch.setattr(launch, "run_server", fail)
     assert cli.main(["serve", "m"]) == 1
+    assert gc.isenabled()  # off while the server comes up
 
 
 def test_quick_chat_streams_the_answer(server, capsys):
