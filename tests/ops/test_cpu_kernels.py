@@ -11,6 +11,7 @@ import torch
 from octavo.loader.gguf_quants import DECODERS, dequantize
 from octavo.ops.attention import decode_attention, paged_attention
 from octavo.ops.cpu import build, runtime
+from octavo.ops.cpu.build import library_path
 from octavo.ops.cpu import step as _step  # noqa: F401 (registers providers)
 from octavo.ops.cpu.attention import _accepts_attention, _accepts_decode
 from octavo.ops.cpu.linear import pack_gguf
@@ -268,7 +269,7 @@ def test_without_a_compiler_there_are_no_kernels(monkeypatch, caplog, tmp_path):
     _hide_compiler(monkeypatch)
     monkeypatch.setattr(build, "PREBUILT", tmp_path)
     with pytest.raises(build.BuildError, match="no C\\+\\+ compiler"):
-        build.library_path()
+        library_path()
     assert runtime.load_library.__wrapped__() is None
     assert "torch's operators serve" in caplog.text
 
@@ -284,16 +285,16 @@ def test_without_a_compiler_the_best_prebuilt_library_of_the_same_sources_serves
     build.build_levels()
     assert len(list(build.PREBUILT.iterdir())) == len(build.LEVELS)
     _hide_compiler(monkeypatch)
-    assert build.library_path() == build.prebuilt_path("x86-64-v3")
+    assert library_path() == build.prebuilt_path("x86-64-v3")
     monkeypatch.setattr(build, "cpu_flags", lambda: build.LEVELS["x86-64-v4"] | {"amx"})
-    assert build.library_path() == build.prebuilt_path("x86-64-v4")
+    assert library_path() == build.prebuilt_path("x86-64-v4")
     monkeypatch.setattr(build, "cpu_flags", frozenset)
     with pytest.raises(build.BuildError):
-        build.library_path()
+        library_path()
     monkeypatch.setattr(build, "cpu_flags", lambda: build.LEVELS["x86-64-v4"])
     (sources / "one.cpp").write_text("changed since")
     with pytest.raises(build.BuildError):
-        build.library_path()
+        library_path()
 
 
 def test_the_build_is_cached_and_a_failed_one_says_why(monkeypatch, tmp_path):
@@ -302,10 +303,10 @@ def test_the_build_is_cached_and_a_failed_one_says_why(monkeypatch, tmp_path):
     sources.mkdir()
     (sources / "one.cpp").write_text('extern "C" int one() { return 1; }')
     monkeypatch.setattr(build, "SOURCES", sources)
-    made = build.library_path()
+    made = library_path()
     assert made.parent == tmp_path / "kernels"
     before = os.stat(made).st_mtime_ns
-    assert build.library_path() == made and os.stat(made).st_mtime_ns == before
+    assert library_path() == made and os.stat(made).st_mtime_ns == before
     (sources / "one.cpp").write_text("nonsense")
     with pytest.raises(build.BuildError, match="nonsense"):
-        build.library_path()
+        library_path()
