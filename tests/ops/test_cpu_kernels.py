@@ -11,9 +11,9 @@ import torch
 from octavo.loader.gguf_quants import DECODERS, dequantize
 from octavo.ops.attention import decode_attention, paged_attention
 from octavo.ops.cpu import build, runtime
-from octavo.ops.cpu.build import library_path
 from octavo.ops.cpu import step as _step  # noqa: F401 (registers providers)
 from octavo.ops.cpu.attention import _accepts_attention, _accepts_decode
+from octavo.ops.cpu.build import library_path
 from octavo.ops.cpu.linear import pack_gguf
 from octavo.ops.inputs import prepare_inputs, store_sampled
 from octavo.ops.linear.gguf_linear import gguf_linear
